@@ -1,0 +1,212 @@
+r"""The sections of a configuration, with every option's meaning, type, range and default.
+
+A section is a flat group of options that one part of the package reads; :mod:`ood_osdre.config`
+puts them together. Names are those of the parts themselves: what `path.eps` means is said in
+:mod:`ood_osdre.paths`. Weights of objective terms are numbers from 0, which is off.
+"""
+
+__all__ = [
+    "BasisConfig",
+    "DataConfig",
+    "EvaluationConfig",
+    "NetworkConfig",
+    "ObjectiveConfig",
+    "PathConfig",
+    "TimesConfig",
+    "TrainingConfig",
+]
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from .options import Range, Section
+
+Count = Annotated[int, Range(low=1)]
+Natural = Annotated[int, Range(low=0)]
+Positive = Annotated[float, Range(low=0, ends="()")]
+Weight = Annotated[float, Range(low=0)]
+Share = Annotated[float, Range(0, 1)]
+
+
+@dataclass(frozen=True)
+class NetworkConfig(Section):
+    r"""The network :math:`x \mapsto h(x)` (:mod:`ood_osdre.networks`).
+
+    Attributes:
+        kind: A ResNet for images or an MLP for vectors.
+        width: A factor on the ResNet's channels 64, 128, 256, 512.
+        depths: The number of basic blocks in each of its four stages.
+        stem_stride: The stride of its stem; 2 trades detail for a fourfold speed-up.
+        norm: Batch or group normalisation.
+        classes_head: Whether a class head is built where the ID data have labels.
+    """
+
+    kind: Literal["resnet", "mlp"] = "resnet"
+    width: Positive = 1.0
+    depths: tuple[Count, ...] = (2, 2, 2, 2)
+    stem_stride: Count = 1
+    norm: Literal["batch", "group"] = "batch"
+    classes_head: bool = True
+
+
+@dataclass(frozen=True)
+class BasisConfig(Section):
+    r"""The temporal basis :math:`g(t)` (:mod:`ood_osdre.bases`).
+
+    Attributes:
+        kernel: The radial kernel.
+        size: The number of atoms :math:`K`.
+        sigma: The initial shape :math:`\sigma` of every atom; larger than `floor`.
+        floor: The lower bound of the shapes.
+        learnable: Whether the shapes are trained.
+    """
+
+    kernel: Literal["matern32", "gaussian", "imq", "rq"] = "rq"
+    size: Count = 16
+    sigma: Positive = 0.5
+    floor: Weight = 0.05
+    learnable: bool = True
+
+
+@dataclass(frozen=True)
+class PathConfig(Section):
+    r"""The path :math:`x_t = \alpha x_0 + \beta x_1 + \sqrt{v} z` (:mod:`ood_osdre.paths`).
+
+    Attributes:
+        schedule: The schedule of :math:`\alpha` and :math:`\beta`; the Kumaraswamy mixtures
+            have parameters, trained through `objective.path_variance`.
+        noise: The noise model of :math:`v`.
+        gamma2: The bridge's variance :math:`\gamma^2`.
+        eps: The dequantisation variance :math:`\varepsilon`.
+        t_min: The distance of training times from 0 and 1; null for the schedule's own.
+    """
+
+    schedule: Literal[
+        "linear",
+        "trigonometric",
+        "vp",
+        "follmer",
+        "kumaraswamy_affine",
+        "kumaraswamy_spherical",
+    ] = "trigonometric"
+    noise: Literal["dequantisation", "bridge", "ddbi"] = "ddbi"
+    gamma2: Weight = 0.01
+    eps: Positive = 0.005
+    t_min: Annotated[float, Range(0, 0.5, "[)")] | None = None
+
+
+@dataclass(frozen=True)
+class TimesConfig(Section):
+    r"""The distribution of training times.
+
+    Attributes:
+        kind: Uniform, logit-normal (mean -0.4, std 1), or proportional to :math:`1 / V(t)`.
+    """
+
+    kind: Literal["uniform", "logit_normal", "inverse_variance"] = "uniform"
+
+
+@dataclass(frozen=True)
+class ObjectiveConfig(Section):
+    r"""The terms of the loss (:mod:`ood_osdre.objectives`) and their weights; 0 is off.
+
+    Attributes:
+        endpoint: The weight of the proper loss on :math:`\log \hat r` at the ends.
+        endpoint_loss: Its form.
+        endpoint_clean: Whether it sees the clean ends, not the path's dequantised ones.
+        class_weight: The weight of the class head's cross-entropy on ID data.
+        conditional: The weight of conditional score matching.
+        conditional_form: Its form; all share one minimiser.
+        time_score: The weight of time score matching with boundary terms.
+        path_difference: The weight of the path-difference loss.
+        delta: The step of the path difference.
+        shrinkage: The weight of the squared log-ratio, which bounds it.
+        path_variance: The weight of the learnable schedule's own closed-form variance.
+        weight: The weighting :math:`\lambda(t)` of the score-matching terms.
+    """
+
+    endpoint: Weight = 1.0
+    endpoint_loss: Literal["logistic", "lsif", "kliep"] = "logistic"
+    endpoint_clean: bool = False
+    class_weight: Weight = 0.0
+    conditional: Weight = 0.0
+    conditional_form: Literal["scalar", "antithetic", "per_block", "per_dimension"] = "scalar"
+    time_score: Weight = 0.0
+    path_difference: Weight = 0.0
+    delta: Annotated[float, Range(0, 0.5, "()")] = 0.02
+    shrinkage: Weight = 0.0
+    path_variance: Weight = 0.0
+    weight: Literal["constant", "bridge", "inverse_variance", "path_variance"] = "inverse_variance"
+
+
+@dataclass(frozen=True)
+class DataConfig(Section):
+    r"""What a batch is made of; ID and reference images get the same augmentation.
+
+    Attributes:
+        flip: Whether images are mirrored at random.
+        crop: The padding, in pixels, of random crops; 0 for none.
+        broaden: The share of the reference replaced by strong transforms of its own images.
+        mixture: The share of the reference batch replaced by ID images.
+        train_limit: The number of training images used of each set; null for all.
+        val_limit: The number of validation images used of each set; null for all.
+    """
+
+    flip: bool = True
+    crop: Natural = 4
+    broaden: Share = 0.0
+    mixture: Annotated[float, Range(0, 1, "[)")] = 0.0
+    train_limit: Count | None = None
+    val_limit: Count | None = None
+
+
+@dataclass(frozen=True)
+class TrainingConfig(Section):
+    r"""The training loop (:mod:`ood_osdre.training`); every length is in steps.
+
+    Attributes:
+        steps: The number of steps.
+        batch_size: The number of (reference, ID) pairs in a batch.
+        lr: The peak learning rate of AdamW.
+        weight_decay: Its weight decay; none on norms, biases, basis and path.
+        basis_lr_factor: A factor on the learning rate of the basis shapes.
+        warmup: The steps of linear warm-up before the cosine decay.
+        clip: The largest gradient norm; 0 for no clipping.
+        ema: The decay of the averaged weights; 0 for none.
+        eval_every: The steps between validations.
+        amp: The autocast type; `auto` takes bf16 where the device has it.
+        compile: Whether the network is compiled.
+        channels_last: Whether images are laid out channels-last on CUDA.
+        checkpoint_every: The steps between checkpoints.
+        seed: The seed of weights, batches and noise.
+    """
+
+    steps: Count = 10_000
+    batch_size: Count = 128
+    lr: Positive = 1e-3
+    weight_decay: Weight = 5e-4
+    basis_lr_factor: Weight = 0.1
+    warmup: Natural = 500
+    clip: Weight = 1.0
+    ema: Annotated[float, Range(0, 1, "[)")] = 0.999
+    eval_every: Count = 500
+    amp: Literal["auto", "none", "bf16", "fp16"] = "auto"
+    compile: bool = False
+    channels_last: bool = True
+    checkpoint_every: Count = 500
+    seed: Natural = 0
+
+
+@dataclass(frozen=True)
+class EvaluationConfig(Section):
+    r"""Scoring and selection (:mod:`ood_osdre.evaluation`).
+
+    Attributes:
+        batch_size: The number of images scored at once.
+        select: The validation quantity whose best step is kept.
+        use_ood_val: Whether selection sees the OOD validation lists; recorded in the run file.
+    """
+
+    batch_size: Count = 512
+    select: Literal["val_auroc", "val_near", "val_far"] = "val_auroc"
+    use_ood_val: bool = False
