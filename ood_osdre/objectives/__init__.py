@@ -1,0 +1,60 @@
+r"""Training objectives: terms, their weights and their times.
+
+============================================ ================= ==============================
+Term                                         Needs             Minimiser
+============================================ ================= ==============================
+:class:`ConditionalScoreMatching`            path              time score, hence dequantised
+                                                               log-ratio
+:class:`TimeScoreMatching`                   path, :math:`p'`  the same
+:class:`PathDifference`                      path              the same, up to
+                                                               :math:`O(\delta^2)`
+:class:`JointScoreMatching`,                 data score        the same, and the data score
+:class:`ConditionalJointScoreMatching`
+:class:`EndPointLoss`                        path, or clean    dequantised, or clean, log-ratio
+:class:`ClassLoss`                           labels            class posterior
+:class:`Shrinkage`                           --                zero log-ratio
+:class:`PathVariance`                        learnable path    minimum-variance path
+============================================ ================= ==============================
+
+Combine them in an :class:`Objective`. Losses are per sample, with shape :math:`(B)`; time and
+noise are arguments.
+"""
+
+__all__ = [
+    "FORMS",
+    "LOSSES",
+    "BridgeWeight",
+    "ClassLoss",
+    "ConditionalJointScoreMatching",
+    "ConditionalScoreMatching",
+    "Constant",
+    "DataScore",
+    "Draw",
+    "EndPointLoss",
+    "InverseVarianceTimes",
+    "InverseVarianceWeight",
+    "JointScoreMatching",
+    "LogitNormalTimes",
+    "Objective",
+    "PathDifference",
+    "PathTerm",
+    "PathVariance",
+    "PathVarianceWeight",
+    "Ratio",
+    "Shrinkage",
+    "Term",
+    "TimeScoreMatching",
+    "Times",
+    "UniformTimes",
+    "Weight",
+    "evaluate",
+]
+
+from .base import Draw, Objective, PathTerm, Ratio, Term, evaluate
+from .conditional import FORMS, ConditionalScoreMatching
+from .endpoint import LOSSES, ClassLoss, EndPointLoss, Shrinkage
+from .joint import ConditionalJointScoreMatching, DataScore, JointScoreMatching
+from .marginal import PathDifference, TimeScoreMatching
+from .times import InverseVarianceTimes, LogitNormalTimes, Times, UniformTimes
+from .variance import PathVariance
+from .weights import BridgeWeight, Constant, InverseVarianceWeight, PathVarianceWeight, Weight

@@ -1,0 +1,217 @@
+r"""Draws, terms and the objective that evaluates them in one forward pass.
+
+A training loss is a weighted sum of terms. Each :class:`Term` names the points where it needs
+the network, such as a reference image, an ID image or a blend of the two on the path, and turns
+the network's outputs there into one loss per sample. The :class:`Objective` gathers the points
+of all its terms and runs *one* concatenated forward pass, for two reasons: terms that ask for the
+same point share it, and batch normalisation sees reference, data and path points together. (Were
+they separate passes in training mode, the batch statistics would give the classes away, a
+shortcut that is gone at inference.)
+
+The names of the points are a contract, equal names mean equal tensors:
+
+============================ ==================================================
+`x_0`, `x_1`                 the clean reference and ID points
+`start`, `end`               the path's own, dequantised, ends
+`path`                       :math:`x_t`
+`path-`                      :math:`x_t` with the noise's sign flipped
+`path+D`, `path-D`           the same path a time :math:`D` later or earlier
+`path@T`                     the same path at the fixed time :math:`T`
+============================ ==================================================
+
+Nothing here draws random numbers: they arrive in a :class:`Draw`. No gradient flows through the
+points, or through a regression target, into the parameters of a learnable path (the path sees to
+that); the only term that trains a path is :class:`ood_osdre.objectives.PathVariance`.
+"""
+
+__all__ = ["Draw", "Objective", "PathTerm", "Ratio", "Term", "evaluate"]
+
+import abc
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+
+from ..networks import Coefficients
+from ..paths import GaussianPath
+
+
+class Draw(NamedTuple):
+    r"""One batch of random draws.
+
+    Attributes:
+        x_0: Points of the reference :math:`p_0`, with shape :math:`(B, *)`.
+        x_1: ID points, of :math:`p_1`, with shape :math:`(B, *)`.
+        t: The times :math:`t \sim p(t)`, with shape :math:`(B)`.
+        noise: Standard normal noise :math:`z`, with shape :math:`(B, *)`.
+        label: The classes of `x_1`, with shape :math:`(B)`; only class terms need them.
+        probe: Standard normal directions :math:`v`, independent of the rest, with shape
+            :math:`(B, *)`; only sliced terms need them.
+    """
+
+    x_0: Tensor
+    x_1: Tensor
+    t: Tensor
+    noise: Tensor
+    label: Tensor | None = None
+    probe: Tensor | None = None
+
+
+class Ratio(Protocol):
+    r"""What a term needs of a ratio; :class:`ood_osdre.ratio.OneStepRatio` is one."""
+
+    def coefficients(self, x: Tensor, /) -> Coefficients:
+        r"""Returns the network's outputs at `x`, with shape :math:`(B, *)`."""
+
+    def score(self, h: Tensor, t: Tensor, /) -> Tensor:
+        r"""Returns :math:`s = \langle h, g(t) \rangle`, with the shape of `h` but its last."""
+
+    def score_derivative(self, h: Tensor, t: Tensor, /) -> Tensor:
+        r"""Returns :math:`\partial_t s`, with the shape of `h` but its last."""
+
+    def log_ratio_of(self, h: Tensor, /) -> Tensor:
+        r"""Returns :math:`\log \hat r` in nats, larger is more ID, with shape :math:`(B)`."""
+
+
+class Term(nn.Module, abc.ABC):
+    r"""Abstract term of an objective."""
+
+    @abc.abstractmethod
+    def points(self, draw: Draw) -> dict[str, Tensor]:
+        r"""Returns the points where the term needs the network, by name.
+
+        Arguments:
+            draw: The batch.
+
+        Returns:
+            Named points, each with shape :math:`(B, *)`.
+        """
+
+    @abc.abstractmethod
+    def loss(self, ratio: Ratio, draw: Draw, at: Mapping[str, Coefficients]) -> Tensor:
+        r"""Returns the loss of each sample.
+
+        Arguments:
+            ratio: The ratio under training.
+            draw: The batch.
+            at: The network's outputs at the term's points, by name.
+
+        Returns:
+            The unreduced loss, with shape :math:`(B)`.
+        """
+
+
+class PathTerm(Term):
+    r"""Abstract term on a Gaussian path.
+
+    Arguments:
+        path: The path from reference to ID data.
+    """
+
+    def __init__(self, path: GaussianPath) -> None:
+        super().__init__()
+        self.path = path
+
+    def at_time(self, draw: Draw, t: Tensor, sign: float = 1.0) -> Tensor:
+        r"""Returns the draw's path at another time, with noise :math:`\pm z`.
+
+        Arguments:
+            draw: The batch.
+            t: The times, with shape :math:`(B)`.
+            sign: The factor on the noise, 1 or -1.
+
+        Returns:
+            The points, with shape :math:`(B, *)`.
+        """
+        return self.path.sample(draw.x_0, draw.x_1, t, sign * draw.noise)
+
+
+class Objective(nn.Module):
+    r"""A weighted sum of terms.
+
+    The parameters of the objective are those of its terms: a learnable path, a data-score
+    network. Terms share the path, so a checkpoint should hold the path rather than the objective,
+    whose state lists it once per term.
+
+    Arguments:
+        terms: The weight and the term under each name. All terms should be on the same path.
+
+    Example:
+        >>> from ood_osdre.objectives import EndPointLoss, Shrinkage
+        >>> terms = {"end_point": (1.0, EndPointLoss(clean=True)),
+        ...          "shrinkage": (0.01, Shrinkage(clean=True))}
+        >>> list(Objective(terms).weights.items())
+        [('end_point', 1.0), ('shrinkage', 0.01)]
+    """
+
+    def __init__(self, terms: Mapping[str, tuple[float, Term]]) -> None:
+        super().__init__()
+
+        if not terms or "total" in terms:
+            raise ValueError(f"'terms' should be named, but not 'total', got {list(terms)}.")
+        paths = {id(p) for _, t in terms.values() if (p := getattr(t, "path", None)) is not None}
+        if len(paths) > 1:
+            raise ValueError(
+                f"All terms should be on one path, got {len(paths)} paths in {list(terms)}."
+            )
+
+        self.weights = {name: float(weight) for name, (weight, _) in terms.items()}
+        self.terms = nn.ModuleDict({name: term for name, (_, term) in terms.items()})
+
+    def forward(self, ratio: Ratio, draw: Draw) -> dict[str, Tensor]:
+        r"""Returns the loss of each term, unweighted, and their weighted sum `total`.
+
+        Under autocast only the network runs in half precision; losses are always computed in
+        single precision or better.
+
+        Arguments:
+            ratio: The ratio under training.
+            draw: The batch.
+
+        Returns:
+            The unreduced losses by name, each with shape :math:`(B)`.
+        """
+        terms = {name: cast(Term, term) for name, term in self.terms.items()}
+        points: dict[str, Tensor] = {}
+        for term in terms.values():
+            points = {**term.points(draw), **points}
+        at = evaluate(ratio, points)
+
+        with torch.autocast(draw.t.device.type, enabled=False):
+            losses = {name: term.loss(ratio, draw, at) for name, term in terms.items()}
+            total = sum(
+                (self.weights[name] * loss for name, loss in losses.items()),
+                start=torch.zeros_like(draw.t),
+            )
+        return {**losses, "total": total}
+
+    def extra_repr(self) -> str:  # noqa: D102
+        return f"weights={self.weights}"
+
+
+def evaluate(ratio: Ratio, points: Mapping[str, Tensor]) -> dict[str, Coefficients]:
+    r"""Evaluates the network at all points in one concatenated forward pass.
+
+    Arguments:
+        ratio: The ratio under training.
+        points: Named points, each with shape :math:`(B, *)`.
+
+    Returns:
+        The network's outputs at each of the points, by name, at least in single precision.
+    """
+    if not points:
+        return {}
+
+    sizes = [len(x) for x in points.values()]
+    outputs = ratio.coefficients(torch.cat(list(points.values())))
+    parts = zip(*(_split(y, sizes) for y in outputs), strict=True)
+    return {name: Coefficients(*part) for name, part in zip(points, parts, strict=True)}
+
+
+def _split(y: Tensor | None, sizes: list[int]) -> tuple[Tensor | None, ...]:
+    if y is None:
+        return (None,) * len(sizes)
+    if y.dtype in (torch.float16, torch.bfloat16):
+        y = y.float()
+    return y.split(sizes)

@@ -1,0 +1,169 @@
+r"""Terms that a closed-form ratio allows *during* training.
+
+The log-ratio is one inner product away from the network's outputs, so a loss may act on it
+directly, at the two ends of the path.
+"""
+
+__all__ = ["LOSSES", "ClassLoss", "EndPointLoss", "EndTerm", "Shrinkage"]
+
+from collections.abc import Callable, Mapping
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..networks import Coefficients
+from ..paths import GaussianPath
+from .base import Draw, Ratio, Term
+
+
+def _logistic(f_0: Tensor, f_1: Tensor, cap: float) -> Tensor:
+    return F.softplus(f_0) + F.softplus(-f_1)
+
+
+def _lsif(f_0: Tensor, f_1: Tensor, cap: float) -> Tensor:
+    return _capped_exp(2 * f_0, 2 * cap) / 2 - f_1.clamp(max=cap).exp()
+
+
+def _kliep(f_0: Tensor, f_1: Tensor, cap: float) -> Tensor:
+    return _capped_exp(f_0, cap) - f_1.clamp(max=cap)
+
+
+def _capped_exp(f: Tensor, cap: float) -> Tensor:
+    # Beyond the cap the exponential goes on as its tangent, so that it still pulls back.
+    return f.clamp(max=cap).exp() * (1 + (f - cap).clamp(min=0))
+
+
+#: The losses by name, of (f_0, f_1, cap) with log-ratios (B,), to (B,).
+LOSSES: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
+    "logistic": _logistic,
+    "lsif": _lsif,
+    "kliep": _kliep,
+}
+
+
+class EndTerm(Term):
+    r"""Abstract term on the ends of the path.
+
+    Arguments:
+        path: The path, whose dequantised ends are used; None only for clean ends.
+        clean: Whether to use the clean ends in place of the dequantised ones.
+    """
+
+    def __init__(self, path: GaussianPath | None = None, clean: bool = False) -> None:
+        super().__init__()
+
+        if path is None and not clean:
+            raise ValueError(
+                "'path' should be given for dequantised ends (clean=False), got None."
+            )
+        self.path = path
+        self.names: tuple[str, ...] = ("x_0", "x_1") if clean else ("start", "end")
+
+    def points(self, draw: Draw) -> dict[str, Tensor]:  # noqa: D102
+        points = {"x_0": draw.x_0, "x_1": draw.x_1}
+        if self.path is not None:
+            points["start"] = self.path.start(draw.x_0, draw.noise)
+            points["end"] = self.path.end(draw.x_1, draw.noise)
+        return {name: points[name] for name in self.names}
+
+
+class EndPointLoss(EndTerm):
+    r"""A proper composite (Bregman) loss on the log-ratio at the two ends.
+
+    With :math:`f_0` and :math:`f_1` the log-ratios at a reference and an ID point, the loss is
+
+    - `"logistic"`: :math:`\log(1 + e^{f_0}) + \log(1 + e^{-f_1})`,
+    - `"lsif"`: :math:`\frac{1}{2} e^{2 f_0} - e^{f_1}`,
+    - `"kliep"`: :math:`e^{f_0} - f_1`, which also normalises,
+      :math:`\mathbb{E}_{p_0}[e^{f}] = 1` at its minimum.
+
+    The minimiser of each is the log-ratio of the densities of those points: of the dequantised
+    ends, as for the path losses, or of the clean ends.
+
+    Exponentials are capped at a log-ratio :math:`c`. Beyond :math:`c` the loss of a reference
+    point goes on along its tangent and the gain of an ID point stops growing, so that gradients
+    stay bounded, still pull an overshooting reference point back, and the minimiser becomes
+    :math:`\min(\log r, c)`. The logistic loss needs no cap and ignores it.
+
+    Arguments:
+        path: The path, whose dequantised ends are used; None only for clean ends.
+        loss: One of the keys of :data:`LOSSES`.
+        clean: Whether to use the clean ends in place of the dequantised ones.
+        cap: The cap :math:`c` in nats.
+
+    References:
+        | Density-ratio matching under the Bregman divergence (Sugiyama et al., 2012)
+        | https://doi.org/10.1007/s10463-011-0343-8
+    """
+
+    def __init__(
+        self,
+        path: GaussianPath | None = None,
+        loss: str = "logistic",
+        clean: bool = False,
+        cap: float = 10.0,
+    ) -> None:
+        super().__init__(path, clean)
+
+        if loss not in LOSSES:
+            raise ValueError(f"'loss' should be one of {tuple(LOSSES)}, got {loss!r}.")
+        if cap <= 0:
+            raise ValueError(f"'cap' should be positive, got {cap}.")
+        self.kind, self.cap = loss, cap
+
+    def loss(self, ratio: Ratio, draw: Draw, at: Mapping[str, Coefficients]) -> Tensor:  # noqa: D102
+        f_0, f_1 = (ratio.log_ratio_of(at[name].total) for name in self.names)
+        return LOSSES[self.kind](f_0, f_1, self.cap)
+
+
+class ClassLoss(EndTerm):
+    r"""Cross-entropy of the class head at the ID points, the end-point term's own.
+
+    Arguments:
+        path: The path, whose dequantised end is used; None only for the clean end.
+        clean: Whether to use the clean end in place of the dequantised one.
+        label_smoothing: The mass that is moved from the label to the uniform distribution.
+    """
+
+    def __init__(
+        self,
+        path: GaussianPath | None = None,
+        clean: bool = False,
+        label_smoothing: float = 0.0,
+    ) -> None:
+        super().__init__(path, clean)
+
+        if not 0 <= label_smoothing < 1:
+            raise ValueError(f"'label_smoothing' should be in [0, 1), got {label_smoothing}.")
+        self.names = self.names[1:]
+        self.label_smoothing = label_smoothing
+
+    def loss(self, ratio: Ratio, draw: Draw, at: Mapping[str, Coefficients]) -> Tensor:  # noqa: D102
+        logits = at[self.names[0]].logits
+        if logits is None:
+            raise ValueError(
+                "The class term needs a network with a class head, got none: "
+                "build it with classes > 0."
+            )
+        if draw.label is None:
+            raise ValueError("The class term needs 'label' in the draw, got None.")
+        return F.cross_entropy(
+            logits, draw.label, label_smoothing=self.label_smoothing, reduction="none"
+        )
+
+
+class Shrinkage(EndTerm):
+    r"""Shrinks the log-ratio at both ends, :math:`\frac{1}{2} (f_0^2 + f_1^2)`.
+
+    Where the supports of reference and ID data barely meet, the true log-ratios are hundreds of
+    nats and an end-point loss alone drives :math:`f` ever further out. A small weight here bounds
+    the ratios, at the price of a bias towards zero.
+
+    Arguments:
+        path: The path, whose dequantised ends are used; None only for clean ends.
+        clean: Whether to use the clean ends in place of the dequantised ones.
+    """
+
+    def loss(self, ratio: Ratio, draw: Draw, at: Mapping[str, Coefficients]) -> Tensor:  # noqa: D102
+        f_0, f_1 = (ratio.log_ratio_of(at[name].total) for name in self.names)
+        return (f_0**2 + f_1**2) / 2

@@ -1,0 +1,170 @@
+r"""Tests for the distributions of times and the weights of the objectives."""
+
+import numpy as np
+import pytest
+import torch
+from scipy import integrate, stats
+
+from ood_osdre.objectives import (
+    BridgeWeight,
+    Constant,
+    InverseVarianceTimes,
+    InverseVarianceWeight,
+    LogitNormalTimes,
+    PathVarianceWeight,
+    Times,
+    UniformTimes,
+    Weight,
+)
+from ood_osdre.paths import BridgeNoise, DDBINoise, GaussianPath, Moments
+from ood_osdre.schedules import (
+    FollmerSchedule,
+    KumaraswamySchedule,
+    TrigonometricSchedule,
+)
+
+MOMENTS = Moments(dim=3, square_0=3.0, cross=0.5, square_1=4.0)
+
+
+def make_path(name: str = "trigonometric") -> GaussianPath:
+    # Built inside of a test, where float64 is the default.
+    schedule = {
+        "trigonometric": TrigonometricSchedule,
+        "follmer": FollmerSchedule,
+        "kumaraswamy": KumaraswamySchedule,
+    }[name]()
+    noise = BridgeNoise(0.3, 0.05) if name == "trigonometric" else DDBINoise(0.3, 0.05)
+    return GaussianPath(schedule, noise)
+
+
+TIMES = {
+    "uniform": lambda: UniformTimes(),
+    "uniform-part": lambda: UniformTimes(0.2, 0.7),
+    "logit-normal": lambda: LogitNormalTimes(),
+    "logit-normal-wide": lambda: LogitNormalTimes(1.0, 3.0),
+    "logit-normal-part": lambda: LogitNormalTimes(0.5, 2.0, low=0.1, high=0.95),
+    "inverse-variance": lambda: InverseVarianceTimes(make_path(), MOMENTS),
+    "inverse-variance-follmer": lambda: InverseVarianceTimes(make_path("follmer"), MOMENTS),
+    "inverse-variance-learnable": lambda: InverseVarianceTimes(make_path("kumaraswamy"), MOMENTS),
+}
+WEIGHTS = {
+    "constant": lambda: Constant(3.0),
+    "bridge": lambda: BridgeWeight(),
+    "inverse-variance": lambda: InverseVarianceWeight(make_path(), MOMENTS),
+    "inverse-variance-learnable": lambda: InverseVarianceWeight(make_path("kumaraswamy"), MOMENTS),
+    "path-variance": lambda: PathVarianceWeight(make_path("follmer")),
+    "path-variance-learnable": lambda: PathVarianceWeight(make_path("kumaraswamy")),
+}
+
+
+@pytest.fixture(params=TIMES)
+def times(request: pytest.FixtureRequest) -> Times:
+    return TIMES[request.param]()
+
+
+@pytest.fixture(params=WEIGHTS)
+def weight(request: pytest.FixtureRequest) -> Weight:
+    return WEIGHTS[request.param]()
+
+
+def test_density_integrates_to_one(times: Times) -> None:
+    x, w = map(torch.as_tensor, np.polynomial.legendre.leggauss(64))
+    # Denser towards the ends, where densities of logits are steep.
+    edges = times.low + (times.high - times.low) * torch.linspace(-6, 6, 25).sigmoid()
+    edges[0], edges[-1] = times.low, times.high
+    half = edges.diff()[:, None] / 2
+    t = edges[:-1, None] + half * (x + 1)
+    mass = (half * w * times.density(t)).sum()
+
+    torch.testing.assert_close(mass, torch.tensor(1.0), rtol=0, atol=1e-5)
+
+
+def test_samples_follow_the_density(times: Times) -> None:
+    t = times.sample(4000, torch.Generator().manual_seed(1))
+    assert t.shape == (4000,)
+    assert times.low <= t.min() < t.max() <= times.high
+
+    grid = torch.linspace(times.low, times.high, 4001)
+    cdf = integrate.cumulative_trapezoid(times.density(grid), grid, initial=0)
+    uniform = torch.as_tensor(cdf[torch.searchsorted(grid, t).clamp(max=4000)])
+    assert stats.kstest(uniform.numpy(), "uniform").pvalue > 1e-3
+
+
+def test_samples_come_from_the_generator(times: Times) -> None:
+    a, b, c = (times.sample(9, torch.Generator().manual_seed(seed)) for seed in (3, 3, 4))
+    assert torch.equal(a, b)
+    assert not torch.equal(a, c)
+
+
+def test_log_derivative_is_that_of_the_density(times: Times) -> None:
+    t = times.low + (times.high - times.low) * torch.linspace(0.05, 0.95, 19)
+    step = 1e-5
+    later, earlier = times.density(t + step).log(), times.density(t - step).log()
+
+    torch.testing.assert_close(
+        times.log_derivative(t), (later - earlier) / (2 * step), rtol=1e-6, atol=1e-6
+    )
+
+
+def test_logit_normal_density_is_zero_at_the_ends_and_its_samples_are_inside() -> None:
+    times = LogitNormalTimes(0.0, 4.0)
+    assert (times.density(torch.tensor([0.0, 1.0])) == 0).all()
+
+    t = times.sample(100_000).float()
+    assert torch.isfinite(times.log_derivative(t[(t > 0) & (t < 1)])).all()
+
+
+def test_inverse_variance_times_follow_a_learnable_path() -> None:
+    path = make_path("kumaraswamy")
+    times = InverseVarianceTimes(path, MOMENTS)
+    before = times.density(torch.tensor([0.1, 0.5]))
+    with torch.no_grad():
+        for p in path.parameters():
+            p.add_(0.5 * torch.randn_like(p))
+
+    after = times.density(torch.tensor([0.1, 0.5]))
+    assert not torch.allclose(before, after)
+    assert not after.requires_grad
+
+
+@pytest.mark.parametrize(("low", "high"), [(-0.1, 1), (0, 1.1), (0.5, 0.5), (0.7, 0.2)])
+def test_times_refuse_bad_intervals(low: float, high: float) -> None:
+    with pytest.raises(ValueError, match="low < high"):
+        UniformTimes(low, high)
+
+
+def test_logit_normal_times_refuse_a_bad_scale() -> None:
+    with pytest.raises(ValueError, match="'std' should be positive"):
+        LogitNormalTimes(std=0.0)
+
+
+def test_weight_derivative_matches_differences(weight: Weight) -> None:
+    t, step = torch.linspace(0.05, 0.95, 19), 1e-5
+    expected = (weight.value(t + step) - weight.value(t - step)) / (2 * step)
+
+    torch.testing.assert_close(weight.derivative(t), expected, rtol=1e-6, atol=1e-7)
+
+
+def test_default_derivative_is_that_of_the_value() -> None:
+    t = torch.linspace(0, 1, 9)
+    torch.testing.assert_close(Weight.derivative(BridgeWeight(), t), 1 - 2 * t)
+
+
+def test_weights_are_non_negative_and_leave_the_path_alone(weight: Weight) -> None:
+    t = torch.linspace(0.001, 0.999, 33, requires_grad=False)
+    value, slope = weight.value(t), weight.derivative(t)
+
+    assert value.shape == slope.shape == t.shape
+    assert (value >= 0).all()
+    assert not value.requires_grad
+    assert not slope.requires_grad
+
+
+def test_inverse_variance_weight_is_the_inverse_of_the_mean_variance() -> None:
+    path = make_path()
+    x_0, x_1 = torch.randn(50_000, 3), 1 + 0.5 * torch.randn(50_000, 3)
+    t = torch.full((50_000,), 0.3)
+    expected = path.time_score(x_0, x_1, t, torch.randn(50_000, 3)).var()
+    weight = InverseVarianceWeight(path, Moments.of(x_0, x_1))
+
+    torch.testing.assert_close(1 / weight.value(t[0]), expected, rtol=0.03, atol=0)

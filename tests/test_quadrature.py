@@ -1,0 +1,141 @@
+r"""Tests for the ood_osdre.quadrature module."""
+
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from ood_osdre.bases import KERNELS, RBFBasis
+from ood_osdre.networks import MLP, CoefficientNetwork
+from ood_osdre.quadrature import Quadrature, composite_rule, gauss_legendre, ode, trapezoid
+from ood_osdre.ratio import OneStepRatio
+
+RULES = {
+    "trapezoid": partial(trapezoid, steps=512),
+    "gauss_legendre": partial(gauss_legendre, nodes=64),
+    "ode": partial(ode, rtol=1e-8, atol=1e-10),
+}
+rules = pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+
+
+class Counting:
+    r"""A score that counts its calls and checks the times it is given."""
+
+    def __init__(self, score: Callable[[Tensor, Tensor], Tensor]) -> None:
+        self.score = score
+        self.calls = 0
+        self.times: list[float] = []
+
+    def __call__(self, x: Tensor, t: Tensor) -> Tensor:
+        assert t.shape == (len(x),)
+        assert (t == t[0]).all()
+        self.calls += 1
+        self.times.append(t[0].item())
+        return self.score(x, t)
+
+
+def make_ratio(kernel: str = "rq") -> OneStepRatio:
+    network = CoefficientNetwork(MLP(3, 16), features=16, size=8)
+    torch.nn.init.normal_(network.head.weight)
+    return OneStepRatio(network, RBFBasis(kernel, 8))
+
+
+@rules
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_rules_converge_to_the_one_step_value(
+    rule: Callable[..., Quadrature], kernel: str
+) -> None:
+    ratio, x = make_ratio(kernel), torch.randn(5, 3)
+    score = Counting(ratio.time_score)
+    result = rule(score, x)
+
+    assert result.evaluations == score.calls
+    torch.testing.assert_close(result.log_ratio, ratio.log_ratio(x), rtol=1e-5, atol=1e-5)
+
+
+@rules
+def test_rules_respect_the_limits(rule: Callable[..., Quadrature]) -> None:
+    x = torch.tensor([1.0, -2.0])
+    score = Counting(lambda x, t: x * torch.cos(3 * t))
+    result = rule(score, x, t_min=0.2, t_max=0.7)
+    expected = x * (np.sin(2.1) - np.sin(0.6)) / 3
+
+    assert 0.2 <= min(score.times) <= max(score.times) <= 0.7
+    torch.testing.assert_close(result.log_ratio, expected, rtol=1e-6, atol=1e-6)
+
+
+@rules
+def test_rules_keep_dtype_and_record_no_gradient(rule: Callable[..., Quadrature]) -> None:
+    ratio, x = make_ratio().float(), torch.randn(5, 3, dtype=torch.float32)
+    result = rule(ratio.time_score, x)
+
+    assert result.log_ratio.dtype == torch.float32
+    assert not result.log_ratio.requires_grad
+    torch.testing.assert_close(result.log_ratio, ratio(x), rtol=1e-4, atol=1e-5)
+
+
+def test_trapezoid_is_second_order() -> None:
+    ratio, x = make_ratio(), torch.randn(5, 3)
+    truth = ratio.log_ratio(x)
+    errors = [
+        (trapezoid(ratio.time_score, x, steps).log_ratio - truth).abs() for steps in (8, 16, 32)
+    ]
+
+    for coarse, fine in pairwise(errors):
+        torch.testing.assert_close(coarse / fine, torch.full((5,), 4.0), rtol=0.05, atol=0)
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 5])
+def test_gauss_legendre_is_exact_for_polynomials(nodes: int) -> None:
+    x = torch.ones(1)
+    for degree in range(2 * nodes):
+        result = gauss_legendre(lambda x, t, n=degree: x * t**n, x, nodes)
+        assert result.log_ratio.item() == pytest.approx(1 / (degree + 1), rel=1e-13)
+        assert result.evaluations == nodes
+
+    beyond = gauss_legendre(lambda x, t: x * t ** (2 * nodes), x, nodes).log_ratio.item()
+    assert abs(beyond - 1 / (2 * nodes + 1)) > 1e-8
+
+
+def test_ode_adapts_to_the_score() -> None:
+    def bump(x: Tensor, t: Tensor, width: float) -> Tensor:
+        return x * torch.exp(-(((t - 0.5) / width) ** 2))
+
+    x = torch.ones(2)
+    wide = ode(partial(bump, width=1.0), x)
+    narrow = ode(partial(bump, width=0.2), x)
+    tight = ode(partial(bump, width=0.2), x, rtol=1e-10, atol=1e-12)
+
+    assert wide.evaluations < narrow.evaluations < tight.evaluations
+
+
+def test_ode_reports_failure() -> None:
+    with pytest.raises(RuntimeError, match="The ODE solver stopped at t = "):
+        ode(lambda x, t: x / (0.5 - t).abs() ** 3, torch.ones(1))
+
+
+def test_composite_rule_covers_its_panels() -> None:
+    edges = np.array([0.0, 0.1, 0.5, 1.0])
+    times, weights = composite_rule(edges, 3)
+
+    assert times.shape == weights.shape == (9,)
+    assert (np.diff(times) > 0).all()
+    np.testing.assert_allclose(weights.reshape(3, 3).sum(axis=1), np.diff(edges))
+    np.testing.assert_allclose(weights @ times**5, 1 / 6)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (partial(trapezoid, steps=0), "'steps' should be at least 1, got 0"),
+        (partial(gauss_legendre, nodes=0), "'nodes' should be at least 1, got 0"),
+        (partial(ode, t_min=1.0, t_max=0.5), "'t_min' should be below 't_max', got 1.0 and 0.5"),
+    ],
+)
+def test_rejects_bad_arguments(call: Callable[..., Quadrature], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call(lambda x, t: x, torch.ones(1))
