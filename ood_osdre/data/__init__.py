@@ -1,0 +1,21 @@
+r"""Benchmarks on disk and in memory: manifests, lists, decoding, references.
+
+Nothing here imports PyTorch, so that commands can read manifests and report on data at once;
+batches on a device are the business of :mod:`ood_osdre.data.batches`.
+"""
+
+__all__ = [
+    "BenchmarkData",
+    "ImageSet",
+    "Manifest",
+    "SetSpec",
+    "hold_out_reference",
+    "load_benchmark",
+    "load_digits_benchmark",
+    "load_manifest",
+]
+
+from .benchmark import BenchmarkData, load_benchmark, load_digits_benchmark
+from .manifests import Manifest, SetSpec, load_manifest
+from .references import hold_out_reference
+from .sets import ImageSet

@@ -1,0 +1,158 @@
+r"""Batches of (reference, ID) pairs, as a pure function of the seed and the step.
+
+Nothing is carried from one step to the next: the shuffles, augmentations, times and noise of step
+:math:`n` come from generators seeded by the seed and :math:`n` alone. A resumed run therefore
+sees exactly the batches of an uninterrupted one, whatever happened in between.
+
+The training sets stay on the device as uint8 arrays; gathering, flips, crops and normalisation
+happen there, on the batch.
+"""
+
+__all__ = ["PairBatches", "Preprocess", "step_generator"]
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ood_osdre.data.augment import broaden, flip_crop
+from ood_osdre.data.sets import ImageSet
+from ood_osdre.objectives import Draw, Times
+from ood_osdre.sections import DataConfig
+
+# Streams of randomness that must not coincide.
+BATCH, SHUFFLE_ID, SHUFFLE_REFERENCE, LIMIT = range(4)
+
+
+class Preprocess:
+    r"""From stored images to network inputs, with the statistics of the ID data.
+
+    ID, reference and OOD images all pass through the same statistics.
+
+    Arguments:
+        mean: The mean of each channel, for pixels in [0, 1].
+        std: The standard deviation of each channel.
+        device: The device of the inputs.
+    """
+
+    def __init__(
+        self, mean: Sequence[float], std: Sequence[float], device: torch.device | str = "cpu"
+    ) -> None:
+        self.device = torch.device(device)
+        self.mean = torch.tensor(mean, device=self.device, dtype=torch.float32)
+        self.std = torch.tensor(std, device=self.device, dtype=torch.float32)
+
+    def pixels(self, images: Tensor) -> Tensor:
+        r"""Maps uint8 images, with shape (B, H, W, C), to [0, 1], with shape (B, C, H, W)."""
+        return images.to(self.device).permute(0, 3, 1, 2).float() / 255
+
+    def normalise(self, pixels: Tensor) -> Tensor:
+        r"""Standardises pixels in [0, 1], with shape (B, C, H, W)."""
+        return (pixels - self.mean[:, None, None]) / self.std[:, None, None]
+
+    def __call__(self, images: Tensor) -> Tensor:
+        r"""Maps uint8 images, with shape (B, H, W, C), to inputs, with shape (B, C, H, W)."""
+        return self.normalise(self.pixels(images))
+
+
+class PairBatches:
+    r"""Draws of the objective from two image sets.
+
+    Arguments:
+        id_train: The ID training set :math:`p_1`, with labels.
+        reference: The reference set :math:`p_0`.
+        options: Augmentation, broadening and limits.
+        preprocess: The preprocessing, which also says the device.
+        times: The distribution of training times.
+        batch_size: The number of pairs in a batch.
+        seed: The seed.
+    """
+
+    def __init__(
+        self,
+        id_train: ImageSet,
+        reference: ImageSet,
+        options: DataConfig,
+        preprocess: Preprocess,
+        times: Times,
+        batch_size: int,
+        seed: int,
+    ) -> None:
+        self.options, self.preprocess, self.times = options, preprocess, times
+        self.batch_size, self.seed = batch_size, seed
+        device = preprocess.device
+        id_train = _limited(id_train, options.train_limit, seed)
+        reference = _limited(reference, options.train_limit, seed)
+        self.id_images = torch.as_tensor(np.ascontiguousarray(id_train.images), device=device)
+        self.id_labels = torch.as_tensor(id_train.labels, device=device)
+        self.reference_images = torch.as_tensor(
+            np.ascontiguousarray(reference.images), device=device
+        )
+        self._shuffles: dict[int, tuple[int, Tensor]] = {}
+
+    def __call__(self, step: int) -> Draw:
+        r"""Returns the draw of a step: :math:`x_0, x_1` with shape (B, C, H, W)."""
+        generator = step_generator(self.seed, BATCH, step, self.preprocess.device)
+        chosen = self._indices(step, SHUFFLE_ID, len(self.id_images))
+        x_1 = self._augmented(self.id_images, chosen, generator)
+        x_0 = self._reference(step, x_1, generator)
+        size = self.batch_size
+        return Draw(
+            x_0=self.preprocess.normalise(x_0),
+            x_1=self.preprocess.normalise(x_1),
+            t=self.times.sample(size, generator),
+            noise=torch.randn(x_1.shape, generator=generator, device=x_1.device, dtype=x_1.dtype),
+            label=self.id_labels[chosen],
+        )
+
+    def _reference(self, step: int, x_1: Tensor, generator: torch.Generator) -> Tensor:
+        chosen = self._indices(step, SHUFFLE_REFERENCE, len(self.reference_images))
+        x_0 = self._augmented(self.reference_images, chosen, generator)
+        broadened = round(self.options.broaden * self.batch_size)
+        if broadened:
+            x_0 = torch.cat([broaden(x_0[:broadened], generator), x_0[broadened:]])
+        mixed = round(self.options.mixture * self.batch_size)
+        if mixed:
+            # Rolled, so that no ID image stands in both halves of one pair.
+            x_0 = torch.cat([x_0[:-mixed], x_1.roll(1, dims=0)[-mixed:]])
+        return x_0
+
+    def _augmented(self, images: Tensor, chosen: Tensor, generator: torch.Generator) -> Tensor:
+        options = self.options
+        return self.preprocess.pixels(
+            flip_crop(images, chosen, options.flip, options.crop, generator)
+        )
+
+    def _indices(self, step: int, stream: int, total: int) -> Tensor:
+        r"""Returns the images of a step: epochs without replacement, end to end."""
+        positions = torch.arange(step * self.batch_size, (step + 1) * self.batch_size)
+        epochs = (positions // total).tolist()
+        parts = []
+        for epoch in sorted(set(epochs)):
+            order = self._shuffle(epoch, stream, total)
+            parts.append(order[positions[positions // total == epoch] % total])
+        return torch.cat(parts).to(self.preprocess.device)
+
+    def _shuffle(self, epoch: int, stream: int, total: int) -> Tensor:
+        cached = self._shuffles.get(stream)
+        if cached is None or cached[0] != epoch:
+            generator = step_generator(self.seed, stream, epoch, "cpu")
+            cached = epoch, torch.randperm(total, generator=generator)
+            self._shuffles[stream] = cached
+        return cached[1]
+
+
+def step_generator(
+    seed: int, stream: int, step: int, device: torch.device | str
+) -> torch.Generator:
+    r"""Returns a generator that depends on the seed, the stream and the step alone."""
+    mixed = np.random.SeedSequence([seed, stream, step]).generate_state(2, np.uint32)
+    return torch.Generator(device).manual_seed(int(mixed[0]) << 31 | int(mixed[1]) >> 1)
+
+
+def _limited(images: ImageSet, limit: int | None, seed: int) -> ImageSet:
+    if limit is None or limit >= len(images):
+        return images
+    generator = step_generator(seed, LIMIT, 0, "cpu")
+    return images.subset(torch.randperm(len(images), generator=generator)[:limit].numpy())

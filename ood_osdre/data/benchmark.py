@@ -1,0 +1,266 @@
+r"""Loading of a whole benchmark: whatever of it is present."""
+
+__all__ = ["BenchmarkData", "load_benchmark", "load_digits_benchmark"]
+
+import hashlib
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from ..errors import UserError
+from .digits import load_digits_sets
+from .images import cached_array, decode_all, square
+from .manifests import Manifest, load_manifest
+from .references import find_reference, hold_out_reference
+from .sets import ImageSet
+from .status import SetStatus, inspect
+
+CACHE = ".ood_osdre_cache"
+REQUIRED = ("id_train", "id_val", "id_test")
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class BenchmarkData:
+    r"""The images of a benchmark.
+
+    Attributes:
+        manifest: What the benchmark should be.
+        id_train: ID images for training.
+        id_val: ID images for validation.
+        id_test: ID images of the table.
+        reference: Reference images.
+        near: The near sets that are present, by name.
+        far: The far sets that are present, by name.
+        ood_val: OOD images for validation, to be used on explicit request only.
+        absent: The near and far sets that are not (wholly) present.
+        checksums: The sha256 of each set's list, or of its pixels where it has none.
+        reference_name: The name of the reference.
+        missing: What is wrong with each set in `absent`, by name.
+    """
+
+    manifest: Manifest
+    id_train: ImageSet
+    id_val: ImageSet
+    id_test: ImageSet
+    reference: ImageSet
+    near: dict[str, ImageSet]
+    far: dict[str, ImageSet]
+    ood_val: ImageSet | None = None
+    absent: list[str] = field(default_factory=list)
+    checksums: dict[str, str] = field(default_factory=dict)
+    reference_name: str = ""
+    missing: dict[str, str] = field(default_factory=dict)
+
+    def is_complete(self, role: str) -> bool:
+        r"""Returns whether every set of a role (`near`, `far`) is present.
+
+        Only then may a mean over the role bear its full name.
+        """
+        return not {s.name for s in self.manifest.role(role)} & set(self.absent)
+
+    def split_reference(self, seed: int = 0) -> tuple[ImageSet, ImageSet]:
+        r"""Splits the reference as :func:`hold_out_reference` does.
+
+        The classes held out are those that the manifest names, if it names any that exist.
+        """
+        groups = set(self.reference.groups)
+        held = [c for c in self.manifest.hold_out if c in groups]
+        return hold_out_reference(self.reference, held or 10, seed=seed)
+
+
+def load_benchmark(
+    manifest: Manifest,
+    data_root: str | Path,
+    cache_dir: str | Path | None = None,
+    reference: str | Path | None = None,
+) -> BenchmarkData:
+    r"""Loads the sets of a benchmark that are present.
+
+    Arguments:
+        manifest: The benchmark.
+        data_root: The folder that holds lists and images.
+        cache_dir: Where to keep decoded images; by default a folder in the data root.
+        reference: The name of a reference, or the path of a folder, list or array; None for
+            the first of the manifest that is present.
+    """
+    if not manifest.sets or all(s.list is None for s in manifest.sets):
+        if reference is not None:
+            raise UserError(f"benchmark {manifest.name} is embedded; it takes no reference")
+        return load_digits_benchmark(manifest)
+
+    root = Path(data_root)
+    cache = root / CACHE if cache_dir is None else Path(cache_dir)
+
+    required = [inspect(manifest, s, root) for role in REQUIRED for s in manifest.role(role)]
+    required.append(find_reference(manifest, root, reference))
+    if lacking := [s for s in required if not s.present]:
+        raise UserError(explain(manifest, root, lacking))
+
+    tables = ("near", "far", "ood_val")
+    optional = [inspect(manifest, s, root) for role in tables for s in manifest.role(role)]
+    lost = [s for s in optional if not s.present and s.spec.role != "ood_val"]
+    if len(lost) == sum(s.spec.role != "ood_val" for s in optional):
+        raise UserError(explain(manifest, root, lost))
+    for status in lost:
+        log.warning("not in the table: %s", status)
+    warn_of_overlap(required[-1], [s for s in optional if s.present])
+
+    loaded = {
+        (s.spec.role, s.spec.name): load_set(s, manifest.size, cache)
+        for s in (*required, *optional)
+        if s.present
+    }
+    names = [s.spec.name for s in lost]
+    return assemble(
+        manifest,
+        loaded,
+        checksums={
+            f"{s.spec.role}/{s.spec.name}": s.list.checksum
+            for s in (*required, *optional)
+            if s.present and s.list is not None
+        },
+        missing=dict(zip(names, map(str, lost), strict=True)),
+    )
+
+
+def load_digits_benchmark(manifest: Manifest | None = None) -> BenchmarkData:
+    r"""Loads the embedded benchmark, which needs no data on disk.
+
+    Arguments:
+        manifest: The manifest of the digits; None to read it.
+    """
+    return assemble(manifest or load_manifest("digits", "digits"), load_digits_sets())
+
+
+def assemble(
+    manifest: Manifest,
+    loaded: dict[tuple[str, str], ImageSet],
+    checksums: dict[str, str] | None = None,
+    missing: dict[str, str] | None = None,
+) -> BenchmarkData:
+    r"""Sorts loaded sets, by role and name, into the fields of the result."""
+
+    def of(role: str) -> dict[str, ImageSet]:
+        return {name: s for (r, name), s in loaded.items() if r == role}
+
+    checksums = dict(checksums or {})
+    for (role, name), images in loaded.items():
+        if f"{role}/{name}" not in checksums:
+            checksums[f"{role}/{name}"] = checksum(images.images)
+
+    reference_name, reference = next(iter(of("reference").items()))
+
+    return BenchmarkData(
+        manifest=manifest,
+        id_train=next(iter(of("id_train").values())),
+        id_val=next(iter(of("id_val").values())),
+        id_test=next(iter(of("id_test").values())),
+        reference=reference,
+        near=of("near"),
+        far=of("far"),
+        ood_val=next(iter(of("ood_val").values()), None),
+        absent=list(missing or {}),
+        checksums=checksums,
+        reference_name=reference_name,
+        missing=missing or {},
+    )
+
+
+def load_set(status: SetStatus, size: int, cache_dir: Path) -> ImageSet:
+    r"""Loads a present set through the cache.
+
+    Arguments:
+        status: The state of the set.
+        size: The side of the images.
+        cache_dir: The folder of the cache.
+    """
+    if status.list is None:
+        return load_array(status, size, cache_dir)
+
+    content, images = status.list, status.images
+    title = f"{status.spec.role} {status.spec.name}"
+    array = cached_array(
+        lambda: decode_all([images / name for name in content.names], size, title),
+        (len(content), size, size, 3),
+        ("\n".join(content.names).encode(), repr(status.stats).encode()),
+        status.path.stem,
+        cache_dir,
+    )
+    labels = np.asarray(content.labels, dtype=np.int64)
+    if not status.spec.role.startswith("id_"):
+        labels = np.full_like(labels, -1)
+
+    return ImageSet(array, labels, list(content.names))
+
+
+def load_array(status: SetStatus, size: int, cache_dir: Path) -> ImageSet:
+    r"""Loads a `.npy` array; images of another size or in grey go through the cache."""
+    path = status.path
+    array: NDArray[np.uint8] = np.load(path, mmap_mode="c", allow_pickle=False)
+    names = [f"{path.name}[{i}]" for i in range(len(array))]
+
+    if array.shape[1:] != (size, size, 3):
+        grey = array[..., 0] if array.ndim == 4 and array.shape[3] == 1 else array
+        stat = path.stat()
+        array = cached_array(
+            lambda: np.stack([square(Image.fromarray(i), size) for i in grey]),
+            (len(array), size, size, 3),
+            (str(path.resolve()).encode(), repr((stat.st_size, stat.st_mtime_ns)).encode()),
+            path.stem,
+            cache_dir,
+        )
+
+    return ImageSet(array, np.full(len(array), -1, dtype=np.int64), names)
+
+
+def warn_of_overlap(reference: SetStatus, tables: Sequence[SetStatus]) -> None:
+    r"""Warns if the reference contains classes or images of a set of the table."""
+    present = {s.spec.name for s in tables if s.spec.role != "ood_val"}
+    for name in reference.spec.overlaps:
+        if name in present:
+            log.warning(
+                "the reference %s contains classes of %s: its row is not comparable",
+                reference.spec.name,
+                name,
+            )
+
+
+def explain(manifest: Manifest, data_root: Path, lacking: Sequence[SetStatus]) -> str:
+    r"""Says in a few lines what is missing, where it was looked for, and how to get it."""
+
+    def lines() -> Iterator[str]:
+        yield (
+            f"benchmark {manifest.name} ({manifest.id_name}) needs data that is not whole in "
+            f"{data_root.resolve()}:"
+        )
+        for status in lacking:
+            yield f"  {status}"
+        for spec in manifest.role("reference"):
+            # A reference that is there but overlaps a test set has to be asked for.
+            is_default = any(s.spec.role == "reference" for s in lacking)
+            if is_default and spec.overlaps and inspect(manifest, spec, data_root).present:
+                yield (
+                    f"  --reference {spec.name} is there, but shares classes with "
+                    f"{', '.join(spec.overlaps)}"
+                )
+        if manifest.get:
+            yield f"How to get it: {' '.join(manifest.get.split())}"
+        yield (
+            f"To see every set: python -m ood_osdre.data check --id {manifest.id_name} "
+            f"--benchmark {manifest.name} --data-root {data_root}"
+        )
+        yield "No data at hand? --id digits needs none."
+
+    return "\n".join(lines())
+
+
+def checksum(images: NDArray[np.uint8]) -> str:
+    r"""Returns the sha256 of pixels."""
+    return hashlib.sha256(np.ascontiguousarray(images).data).hexdigest()

@@ -1,0 +1,114 @@
+r"""Image lists, one image a line: `relative/path.png LABEL`.
+
+The format is OpenOOD's, read more leniently: the label is what follows the *last* run of white
+space, so paths may contain spaces; blank lines are skipped. Labels are integers, -1 for an image
+that belongs to no ID class.
+"""
+
+__all__ = ["ImageList", "list_folder", "parse_list", "read_list", "write_list"]
+
+import hashlib
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import UserError
+
+SHOWN = 10
+LABEL = re.compile(r"-1|\d+")
+EXTENSIONS = frozenset(
+    (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+)
+
+
+@dataclass(frozen=True)
+class ImageList:
+    r"""The content of a list file.
+
+    Attributes:
+        names: The relative paths, as written.
+        labels: The labels, as many.
+        checksum: The sha256 of the lines `path LABEL` in sorted order, each ended by a newline.
+            It depends neither on the order of the list nor on its line endings. For a plain file
+            it is what `LC_ALL=C sort FILE | sha256sum` prints.
+    """
+
+    names: tuple[str, ...]
+    labels: tuple[int, ...]
+    checksum: str
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+def parse_list(text: str, where: str) -> ImageList:
+    r"""Parses the text of a list.
+
+    Arguments:
+        text: The text.
+        where: What to call the list in errors.
+    """
+    names, labels, bad = [], [], []
+
+    for number, raw in enumerate(text.splitlines(), start=1):
+        line = raw.strip()
+        if not line:
+            continue
+
+        name, _, label = line.replace("\t", " ").rpartition(" ")
+        # The separator may be several blanks; the path itself keeps the characters it has.
+        name = line[: len(name)].rstrip()
+        if not name or not LABEL.fullmatch(label):
+            bad.append(f"line {number}: {line[:80]!r}")
+            continue
+
+        names.append(name)
+        labels.append(int(label))
+
+    if bad:
+        raise UserError(f"{where}: expected 'path LABEL' in {first(bad, 'line')}")
+
+    return image_list(names, labels)
+
+
+def read_list(path: Path) -> ImageList:
+    r"""Reads a list file."""
+    try:
+        # Windows editors put a byte-order mark in front.
+        return parse_list(path.read_text(encoding="utf-8-sig"), str(path))
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not a text file in UTF-8 ({error.reason})") from error
+
+
+def list_folder(folder: Path) -> ImageList:
+    r"""Lists every image file below a folder, in sorted order, with label -1."""
+    names = sorted(
+        p.relative_to(folder).as_posix()
+        for p in folder.rglob("*")
+        if p.suffix.lower() in EXTENSIONS and p.is_file()
+    )
+    if not names:
+        raise UserError(f"{folder}: a folder without image files ({' '.join(sorted(EXTENSIONS))})")
+
+    return image_list(names, [-1] * len(names))
+
+
+def write_list(path: Path, names: Iterable[str], labels: Iterable[int]) -> None:
+    r"""Writes a list file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = (f"{name} {label}\n" for name, label in zip(names, labels, strict=True))
+    path.write_text("".join(lines), encoding="utf-8", newline="\n")
+
+
+def image_list(names: Sequence[str], labels: Sequence[int]) -> ImageList:
+    r"""Returns a list with its checksum."""
+    lines = sorted(f"{name} {label}\n".encode() for name, label in zip(names, labels, strict=True))
+    return ImageList(tuple(names), tuple(labels), hashlib.sha256(b"".join(lines)).hexdigest())
+
+
+def first(items: list[str], noun: str) -> str:
+    r"""Joins the first ten items, after their number: `"12 files: a, b, ... and 2 more"`."""
+    more = f" ... and {len(items) - SHOWN} more" if len(items) > SHOWN else ""
+    plural = noun if len(items) == 1 else f"{noun}s"
+    return f"{len(items)} {plural}: {', '.join(items[:SHOWN])}{more}"

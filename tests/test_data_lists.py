@@ -1,0 +1,81 @@
+r"""Tests for the ood_osdre.data.lists module."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from ood_osdre.data.lists import list_folder, parse_list, read_list, write_list
+from ood_osdre.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "label"),
+    [
+        ("a/b.png 3", "a/b.png", 3),
+        ("a dir/b  c.png -1", "a dir/b  c.png", -1),
+        ("a/b.png\t7", "a/b.png", 7),
+        ("  a/b.png   10  ", "a/b.png", 10),
+        ("a\tb/c.png 1", "a\tb/c.png", 1),
+        ("ä/ü.png 0", "ä/ü.png", 0),
+    ],
+)
+def test_label_follows_the_last_blank(line: str, name: str, label: int) -> None:
+    content = parse_list(f"\n{line}\n\n", "here")
+    assert (content.names, content.labels) == ((name,), (label,))
+
+
+def test_every_bad_line_is_named_at_once() -> None:
+    text = "a.png 0\nb.png\nc.png one\n5\nd.png -2\ne.png 1.5\n" + "f.png\n" * 10
+
+    with pytest.raises(UserError) as error:
+        parse_list(text, "there.txt")
+
+    message = str(error.value)
+    assert message.startswith("there.txt: ")
+    assert "\n" not in message
+    assert all(f"line {i}:" in message for i in (2, 3, 4, 5, 6))
+    assert "15 lines" in message
+    assert "and 5 more" in message
+
+
+def test_checksum_ignores_order_and_line_endings(tmp_path: Path) -> None:
+    texts = [
+        b"a.png 0\nb c.png 1\n",
+        b"\r\nb c.png 1\r\na.png 0",
+        b"\xef\xbb\xbfb c.png 1\na.png 0",
+    ]
+    for i, text in enumerate(texts):
+        (tmp_path / f"{i}.txt").write_bytes(text)
+    checksums = {read_list(tmp_path / f"{i}.txt").checksum for i in range(len(texts))}
+
+    assert checksums == {hashlib.sha256(texts[0]).hexdigest()}
+    assert parse_list("a.png 1\nb c.png 0\n", "").checksum not in checksums
+
+
+def test_lists_survive_a_round_trip(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "list.txt"
+    write_list(path, ["a b.png", "c.png"], [4, -1])
+    content = read_list(path)
+
+    assert content.names == ("a b.png", "c.png")
+    assert content.labels == (4, -1)
+    assert content.checksum == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_binary_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "list.txt"
+    path.write_bytes(b"\x89PNG\xff\xfe 0")
+    with pytest.raises(UserError, match=r"list\.txt: not a text file"):
+        read_list(path)
+
+
+def test_folder_lists_its_images_in_order(tmp_path: Path) -> None:
+    for name in ("b/2.PNG", "b/1.png", "a c/3.jpeg", "notes.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+
+    assert list_folder(tmp_path).names == ("a c/3.jpeg", "b/1.png", "b/2.PNG")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="without image files"):
+        list_folder(tmp_path / "empty")
