@@ -1,0 +1,1 @@
+r"""Commands: argument parsing and printing, nothing else. The work is done by the library."""

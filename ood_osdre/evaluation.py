@@ -1,0 +1,179 @@
+r"""Scoring image sets, validation without test data, and the evaluation of a benchmark.
+
+**Selection never sees test OOD.** A checkpoint is chosen by ID validation images against two
+kinds of images that no table reports: *near*, classes of the reference held out of training, and
+*far*, the development sets that :mod:`ood_osdre.data.development` makes by a program. Their mean
+is `val_auroc`. OOD validation lists join only on request, which the run record says.
+"""
+
+__all__ = ["Evaluation", "Validation", "count_parameters", "evaluate_benchmark", "score_images"]
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from tqdm import tqdm
+
+from ood_osdre.data import BenchmarkData, ImageSet
+from ood_osdre.data.batches import Preprocess
+from ood_osdre.data.development import development_sets
+from ood_osdre.metrics import ood_metrics
+from ood_osdre.ratio import FoldedRatio, OneStepRatio
+from ood_osdre.scores import Scores
+
+Images = NDArray[np.uint8]
+
+
+@torch.inference_mode()
+def score_images(
+    scorer: OneStepRatio | FoldedRatio,
+    images: Images,
+    preprocess: Preprocess,
+    batch_size: int = 512,
+    bar: tqdm | None = None,
+) -> tuple[NDArray[np.float32], NDArray[np.int64] | None]:
+    r"""Scores images, one forward pass each, in evaluation mode.
+
+    Arguments:
+        scorer: The ratio, whole or folded.
+        images: The uint8 images, with shape :math:`(N, H, W, C)`; may be memory-mapped.
+        preprocess: The preprocessing, with the statistics of the ID data.
+        batch_size: The number of images scored at once.
+        bar: A progress bar to advance.
+
+    Returns:
+        The log-ratios in nats, larger = more ID, with shape :math:`(N)`, and the predicted
+        classes, with shape :math:`(N)`, None without a class head.
+    """
+    scorer.eval()
+    scores, classes = [], []
+    for start in range(0, len(images), batch_size):
+        batch = torch.as_tensor(np.ascontiguousarray(images[start : start + batch_size]))
+        h = scorer.coefficients(preprocess(batch))
+        scores.append(scorer.log_ratio_of(h.total))
+        if h.logits is not None:
+            classes.append(h.logits.argmax(dim=1))
+        if bar is not None:
+            bar.update(len(batch))
+    predicted = torch.cat(classes).cpu().numpy() if classes else None
+    return torch.cat(scores).float().cpu().numpy(), predicted
+
+
+class Validation:
+    r"""What a run is watched and selected by; called with a ratio, returns named numbers.
+
+    `val_near`, `val_far` (the mean over the development sets, each also under its own name),
+    their mean `val_auroc`, and `val_accuracy` with a class head. AUROCs are fractions.
+
+    Arguments:
+        id_val: ID validation images, with labels.
+        near: Held-out reference images.
+        preprocess: The preprocessing.
+        batch_size: The number of images scored at once.
+        limit: The number of images of each set, None for all.
+        ood_val: OOD validation images, which then join the near images.
+    """
+
+    def __init__(
+        self,
+        id_val: ImageSet,
+        near: ImageSet,
+        preprocess: Preprocess,
+        batch_size: int = 512,
+        limit: int | None = None,
+        ood_val: ImageSet | None = None,
+    ) -> None:
+        self.preprocess, self.batch_size = preprocess, batch_size
+        self.id_val = _thinned(id_val, limit)
+        size = len(self.id_val)
+        # Not more images than a validation every few hundred steps can afford.
+        self.near = {"near": _thinned(near, limit or 2 * size).images}
+        if ood_val is not None:
+            self.near["ood_val"] = _thinned(ood_val, limit).images
+        self.far = development_sets(self.id_val.images, size)
+
+    def __call__(self, ratio: OneStepRatio) -> dict[str, float]:
+        r"""Returns the validation numbers of a ratio."""
+        id_scores, predicted = self._score(ratio, self.id_val.images)
+
+        def auroc(images: Images) -> float:
+            return ood_metrics(id_scores, self._score(ratio, images)[0]).auroc
+
+        near = {name: auroc(images) for name, images in self.near.items()}
+        far = {name: auroc(images) for name, images in self.far.items()}
+        numbers = {f"val_far_{name}": value for name, value in far.items()}
+        numbers["val_near"] = float(np.mean(list(near.values())))
+        numbers["val_far"] = float(np.mean(list(far.values())))
+        numbers["val_auroc"] = (numbers["val_near"] + numbers["val_far"]) / 2
+        if predicted is not None:
+            numbers["val_accuracy"] = float(np.mean(predicted == self.id_val.labels))
+        return numbers
+
+    def describe(self) -> str:
+        r"""Returns the selection rule, for the run record."""
+        near = "held-out reference images" + (" and OOD VALIDATION LISTS" * (len(self.near) > 1))
+        return (
+            f"largest validation AUROC: mean of ID validation against {near} and against the "
+            f"development far sets {', '.join(self.far)}; no test OOD set is read before the end"
+        )
+
+    def _score(
+        self, ratio: OneStepRatio, images: Images
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64] | None]:
+        return score_images(ratio, images, self.preprocess, self.batch_size)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    r"""The scores of a benchmark's test sets.
+
+    Attributes:
+        scores: The score of every image.
+        accuracy: The ID accuracy, None without a class head.
+        seconds: The scoring time, decoding excluded.
+    """
+
+    scores: Scores
+    accuracy: float | None
+    seconds: float
+
+
+def evaluate_benchmark(
+    scorer: OneStepRatio | FoldedRatio,
+    data: BenchmarkData,
+    preprocess: Preprocess,
+    batch_size: int = 512,
+    progress: bool = True,
+) -> Evaluation:
+    r"""Scores the ID test set and every near and far set that is present, in one pass."""
+    id_name = f"{data.manifest.id_name}_test"
+    sets: list[tuple[str, str, ImageSet]] = [("id", id_name, data.id_test)]
+    groups: Mapping[str, Mapping[str, ImageSet]] = {"near": data.near, "far": data.far}
+    sets += [(role, name, s) for role, group in groups.items() for name, s in group.items()]
+
+    scores, accuracy = Scores(), None
+    total = sum(len(s) for _, _, s in sets)
+    started = time.perf_counter()
+    with tqdm(total=total, desc="scoring", unit="img", disable=not progress) as bar:
+        for role, name, images in sets:
+            score, predicted = score_images(scorer, images.images, preprocess, batch_size, bar)
+            if role == "id" and predicted is not None:
+                accuracy = float(np.mean(predicted == images.labels))
+            scores.add(role, name, score, images.labels, images.names)
+    return Evaluation(scores, accuracy, time.perf_counter() - started)
+
+
+def _thinned(images: ImageSet, limit: int | None) -> ImageSet:
+    r"""Takes evenly spaced images, so that every class stays represented."""
+    if limit is None or limit >= len(images):
+        return images
+    return images.subset(np.linspace(0, len(images) - 1, limit).round().astype(np.int64))
+
+
+def count_parameters(module: nn.Module) -> int:
+    r"""Returns the number of parameters."""
+    return sum(p.numel() for p in module.parameters())

@@ -1,0 +1,390 @@
+r"""The one training loop, for the command, the plugin and the tasks.
+
+The loop knows neither images nor files of data: it is given `batches`, a function from the step
+to a :class:`Draw`, and `validate`, a function from a ratio to named numbers. As a batch depends on
+its step alone, the state of a run is its weights, the optimiser and the step, and a resumed run
+ends with the same weights as an uninterrupted one (bit for bit on a CPU).
+
+Every length is in steps: warm-up, cosine decay, validation and checkpoints. A time budget only
+stops a run, which can then be resumed; it never changes the schedule.
+
+The ratio that is validated, kept and deployed has exponentially averaged weights, its basis
+included, so that its :math:`\bar g` belongs to the averaged shapes.
+"""
+
+__all__ = ["Outcome", "Trainer"]
+
+import copy
+import json
+import logging
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from ood_osdre import checkpoints
+from ood_osdre.errors import UserError
+from ood_osdre.objectives import Draw, Objective
+from ood_osdre.paths import GaussianPath
+from ood_osdre.ratio import OneStepRatio
+from ood_osdre.records import write_text_atomic
+from ood_osdre.sections import TrainingConfig
+
+log = logging.getLogger(__name__)
+
+Validate = Callable[[OneStepRatio], Mapping[str, float]]
+
+
+@dataclass
+class Outcome:
+    r"""How far a run came.
+
+    Attributes:
+        step: The number of steps done.
+        finished: Whether that is all of them.
+        reason: Why the run stopped.
+        seconds: The training time so far, resumed parts included.
+        best: The validation of the selected step, empty if there was none.
+        history: Every validation.
+    """
+
+    step: int = 0
+    finished: bool = False
+    reason: str = ""
+    seconds: float = 0.0
+    best: dict[str, float] = field(default_factory=dict)
+    history: list[dict[str, float]] = field(default_factory=list)
+
+
+class Trainer:
+    r"""Trains a ratio.
+
+    Arguments:
+        ratio: The ratio, whose parameters also say the device.
+        objective: The objective.
+        batches: A function from the step to a batch.
+        options: Steps, optimiser, averaging and precision.
+        path: The path, whose parameters are saved with the state.
+        validate: A function from the averaged ratio to named numbers.
+        select: The name of the number whose largest value selects the step that is kept; None
+            keeps the last.
+        folder: The folder of checkpoints and `log.jsonl`; None writes nothing.
+        metadata: What is stored with the selected model, to rebuild it.
+    """
+
+    def __init__(
+        self,
+        ratio: OneStepRatio,
+        objective: Objective,
+        batches: Callable[[int], Draw],
+        options: TrainingConfig,
+        path: GaussianPath,
+        validate: Validate | None = None,
+        select: str | None = "val_auroc",
+        folder: Path | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.ratio, self.objective, self.path = ratio, objective, path
+        self.batches, self.options = batches, options
+        self.validate, self.select, self.folder = validate, select, folder
+        self.metadata = dict(metadata or {})
+        self.device = next(ratio.parameters()).device
+        if options.channels_last:
+            ratio.to(memory_format=torch.channels_last)
+        self.averaged = copy.deepcopy(ratio).eval().requires_grad_(False)
+        self.kept = self.averaged
+        self.optimizer = _optimizer(ratio, objective, options)
+        dtype = _amp_dtype(options.amp, self.device)
+        self.autocast = torch.autocast(self.device.type, dtype, enabled=dtype is not None)
+        self.scaler = torch.amp.GradScaler(
+            self.device.type, enabled=dtype is torch.float16 and self.device.type == "cuda"
+        )
+        self.loss = torch.compile(objective) if options.compile else objective
+        self.outcome = Outcome()
+        self._began = 0, time.monotonic()
+
+    def step(self, draw: Draw) -> dict[str, Tensor]:
+        r"""Takes one optimiser step.
+
+        Arguments:
+            draw: The batch.
+
+        Returns:
+            The mean loss of each term and of their `total`, detached, on the device.
+        """
+        options, step = self.options, self.outcome.step
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["peak"] * _schedule(step, options)
+        self.ratio.train()
+        with self.autocast:
+            losses = {k: v.mean() for k, v in self.loss(self.ratio, draw).items()}
+
+        self.optimizer.zero_grad(set_to_none=True)
+        self.scaler.scale(losses["total"]).backward()
+        self.scaler.unscale_(self.optimizer)
+        if options.clip:
+            parameters = [p for g in self.optimizer.param_groups for p in g["params"]]
+            nn.utils.clip_grad_norm_(parameters, options.clip)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
+        # Early on, the average follows the weights more closely than its final decay would.
+        _average(self.averaged, self.ratio, min(options.ema, (1 + step) / (10 + step)))
+        self.outcome.step += 1
+        return {k: v.detach() for k, v in losses.items()}
+
+    def run(
+        self, time_budget: float | None = None, progress: bool = True, resume: bool = False
+    ) -> Outcome:
+        r"""Trains to the last step, or until the time budget or a signal stops it.
+
+        Arguments:
+            time_budget: The number of seconds after which to save and stop.
+            progress: Whether to show a progress bar.
+            resume: Whether to go on from the folder's checkpoint, if there is one.
+
+        Returns:
+            The outcome. If it is finished, `kept` is the selected ratio.
+
+        Raises:
+            UserError: If the loss is not finite. The last checkpoint stays as it was.
+        """
+        if resume:
+            self._resume()
+        started, before = time.monotonic(), self.outcome.seconds
+        self._began = self.outcome.step, started
+        options, out = self.options, self.outcome
+        bar = tqdm(
+            total=options.steps, initial=out.step, disable=not progress, unit="step", leave=True
+        )
+        with _signals() as received, bar:
+            while out.step < options.steps:
+                losses = self.step(self.batches(out.step))
+                out.seconds = before + time.monotonic() - started
+                bar.update()
+                validated = self._due(options.eval_every)
+                if validated or out.step % 20 == 0:
+                    self._report(bar, losses, validated)
+                out.reason = _stop_reason(received, time_budget, time.monotonic() - started)
+                if out.reason or self._due(options.checkpoint_every):
+                    self._check_finite(losses)
+                    self._save()
+                if out.reason:
+                    return out
+        out.finished, out.reason = True, "finished"
+        self._finish()
+        return out
+
+    def _due(self, every: int) -> bool:
+        return self.outcome.step % every == 0 or self.outcome.step == self.options.steps
+
+    def _report(self, bar: tqdm, losses: Mapping[str, Tensor], validate: bool) -> None:
+        out = self.outcome
+        self._check_finite(losses)
+        first, started = self._began
+        elapsed = max(time.monotonic() - started, 1e-9)
+        images = 2 * self.options.batch_size * (out.step - first) / elapsed
+        entry = {
+            "step": out.step,
+            "seconds": round(out.seconds, 3),
+            "images_per_second": round(images, 1),
+        }
+        entry |= {f"loss_{name}": float(value) for name, value in losses.items()}
+        if validate and self.validate is not None:
+            self.averaged.eval()
+            numbers = {k: float(v) for k, v in self.validate(self.averaged).items()}
+            entry |= numbers
+            self._keep({"step": out.step, "seconds": round(out.seconds, 3), **numbers})
+        bar.set_postfix(
+            loss=f"{entry['loss_total']:.3f}",
+            img_s=f"{images:.0f}",
+            val=f"{out.history[-1].get(self.select or '', math.nan):.4f}" if out.history else "-",
+        )
+        if self.folder is not None and (validate or out.step % 100 == 0):
+            with open(self.folder / "log.jsonl", "a") as file:
+                file.write(json.dumps(entry) + "\n")
+
+    def _keep(self, numbers: dict[str, float]) -> None:
+        r"""Records a validation and keeps the averaged ratio if it is the best so far."""
+        out = self.outcome
+        out.history.append(numbers)
+        if self.select is None:
+            out.best = numbers
+            return
+        if self.select not in numbers:
+            names = ", ".join(sorted(numbers.keys() - {"step", "seconds"}))
+            raise UserError(f"evaluation.select: no {self.select!r} among {names}.")
+        if not out.best or numbers[self.select] > out.best[self.select]:
+            out.best = numbers
+            self.kept = copy.deepcopy(self.averaged)
+
+    def _finish(self) -> None:
+        if self.select is None or not self.outcome.best:
+            self.kept = self.averaged
+        if self.folder is not None:
+            checkpoints.write_checkpoint(
+                self.folder, checkpoints.MODEL, self.kept.state_dict(), self.metadata
+            )
+
+    def _modules(self) -> dict[str, nn.Module]:
+        return {
+            "ratio": self.ratio,
+            "averaged": self.averaged,
+            "kept": self.kept,
+            "path": self.path,
+        }
+
+    def _save(self) -> None:
+        if self.folder is None:
+            return
+        tensors = {
+            f"{part}.{key}": value
+            for part, module in self._modules().items()
+            for key, value in module.state_dict().items()
+        }
+        for index, values in self.optimizer.state_dict()["state"].items():
+            tensors |= {f"optimizer.{index}.{key}": value for key, value in values.items()}
+        # Shared storage cannot be written twice: the kept ratio may be the averaged one.
+        tensors = {key: value.clone() for key, value in tensors.items()}
+        out = self.outcome
+        metadata = {
+            "step": out.step,
+            "seconds": out.seconds,
+            "best": out.best,
+            "history": out.history,
+            "scaler": self.scaler.state_dict(),
+            "run": self.metadata,
+        }
+        checkpoints.write_checkpoint(self.folder, checkpoints.STATE, tensors, metadata)
+
+    def _resume(self) -> None:
+        if self.folder is None or not checkpoints.exists(self.folder, checkpoints.STATE):
+            return
+        tensors, metadata = checkpoints.read_checkpoint(self.folder, checkpoints.STATE)
+        source = self.folder / f"{checkpoints.STATE}.json"
+        if metadata["run"] != json.loads(json.dumps(self.metadata)):
+            raise UserError(
+                f"{source}: written by a run with another configuration or other data, "
+                "cannot be resumed by this one."
+            )
+        self.kept = copy.deepcopy(self.averaged)
+        for part, module in self._modules().items():
+            own = {k.removeprefix(f"{part}."): v for k, v in tensors.items() if _in(k, part)}
+            checkpoints.restore(module, own, source)
+        state: dict[int, dict[str, Tensor]] = {}
+        for key, value in tensors.items():
+            if _in(key, "optimizer"):
+                _, index, name = key.split(".")
+                state.setdefault(int(index), {})[name] = value
+        groups = self.optimizer.state_dict()["param_groups"]
+        self.optimizer.load_state_dict({"state": state, "param_groups": groups})
+        self.scaler.load_state_dict(metadata["scaler"])
+        self.outcome = Outcome(
+            step=metadata["step"],
+            seconds=metadata["seconds"],
+            best=metadata["best"],
+            history=metadata["history"],
+        )
+        self._truncate_log()
+
+    def _truncate_log(self) -> None:
+        r"""Drops what an interrupted run logged after its last checkpoint."""
+        assert self.folder is not None
+        path = self.folder / "log.jsonl"
+        if path.is_file():
+            lines = [line for line in path.read_text().splitlines() if line.endswith("}")]
+            kept = [line for line in lines if json.loads(line)["step"] <= self.outcome.step]
+            write_text_atomic(path, "".join(f"{line}\n" for line in kept))
+
+    def _check_finite(self, losses: Mapping[str, Tensor]) -> None:
+        bad = [name for name, value in losses.items() if not torch.isfinite(value)]
+        if bad:
+            raise UserError(
+                f"training: the loss {bad[0]!r} is not finite at step {self.outcome.step}; "
+                "lower training.lr or objective.delta, or switch training.amp to none."
+            )
+
+
+def _in(key: str, part: str) -> bool:
+    return key.startswith(f"{part}.")
+
+
+def _schedule(step: int, options: TrainingConfig) -> float:
+    r"""Linear warm-up, then cosine decay to zero."""
+    warm = min(1.0, (step + 1) / max(options.warmup, 1))
+    return warm * 0.5 * (1 + math.cos(math.pi * step / options.steps))
+
+
+def _optimizer(
+    ratio: OneStepRatio, objective: Objective, options: TrainingConfig
+) -> torch.optim.AdamW:
+    r"""AdamW: no decay on norms, biases, basis and path; a lower rate on the basis shapes."""
+    basis = [p for p in ratio.basis.parameters() if p.requires_grad]
+    network = [p for p in ratio.network.parameters() if p.requires_grad]
+    others = [p for p in objective.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in network if p.ndim > 1], "weight_decay": options.weight_decay},
+        {"params": [p for p in network if p.ndim <= 1]},
+        {"params": basis, "peak": options.lr * options.basis_lr_factor},
+        {"params": others},
+    ]
+    groups = [{"peak": options.lr, "weight_decay": 0.0, **g} for g in groups if g["params"]]
+    return torch.optim.AdamW(groups, lr=options.lr)
+
+
+@torch.no_grad()
+def _average(averaged: nn.Module, module: nn.Module, decay: float) -> None:
+    r"""Moves the averaged parameters and statistics towards those of a module."""
+    new = list(module.state_dict().values())
+    old = list(averaged.state_dict().values())
+    floating = [(o, n) for o, n in zip(old, new, strict=True) if o.is_floating_point()]
+    torch._foreach_lerp_([o for o, _ in floating], [n for _, n in floating], 1 - decay)
+    for o, n in zip(old, new, strict=True):
+        if not o.is_floating_point():
+            o.copy_(n)
+
+
+def _amp_dtype(amp: str, device: torch.device) -> torch.dtype | None:
+    if amp == "auto":
+        if device.type != "cuda":
+            return None
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+    return {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}[amp]
+
+
+def _stop_reason(received: list[int], budget: float | None, elapsed: float) -> str:
+    if received:
+        return signal.Signals(received[0]).name
+    if budget is not None and elapsed >= budget:
+        return "time budget"
+    return ""
+
+
+@contextmanager
+def _signals() -> Iterator[list[int]]:
+    r"""Collects SIGINT and SIGTERM instead of dying of them, in the main thread."""
+    received: list[int] = []
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+
+    old = {}
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            old[number] = signal.signal(number, handler)
+    except ValueError:
+        log.debug("Not in the main thread: signals keep their handlers.")
+    try:
+        yield received
+    finally:
+        for number, previous in old.items():
+            signal.signal(number, previous)

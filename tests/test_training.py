@@ -1,0 +1,254 @@
+r"""Tests for the ood_osdre.training module, on vectors, where a step costs nothing."""
+
+import itertools
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from ood_osdre import checkpoints
+from ood_osdre.bases import RBFBasis
+from ood_osdre.errors import UserError
+from ood_osdre.networks import MLP, CoefficientNetwork
+from ood_osdre.objectives import (
+    ConditionalScoreMatching,
+    Draw,
+    EndPointLoss,
+    Objective,
+    PathVariance,
+)
+from ood_osdre.paths import DDBINoise, GaussianPath, Moments
+from ood_osdre.ratio import OneStepRatio
+from ood_osdre.schedules import KumaraswamySchedule
+from ood_osdre.sections import TrainingConfig
+from ood_osdre.training import Trainer
+
+OPTIONS = TrainingConfig(
+    steps=30, batch_size=32, lr=1e-2, warmup=5, ema=0.9, eval_every=10, checkpoint_every=7
+)
+
+
+def batches(step: int) -> Draw:
+    g = torch.Generator().manual_seed(step)
+    x_0, noise = torch.randn(2, 32, 2, generator=g)
+    x_1 = torch.randn(32, 2, generator=g) + 1
+    return Draw(x_0, x_1, torch.rand(32, generator=g), noise)
+
+
+def validate(ratio: OneStepRatio) -> dict[str, float]:
+    with torch.no_grad():
+        draw = batches(10_000)
+        gap = ratio.log_ratio(draw.x_1).mean() - ratio.log_ratio(draw.x_0).mean()
+    return {"val_auroc": float(gap)}
+
+
+def make(folder: Path | None = None, options: TrainingConfig = OPTIONS, seed: int = 0) -> Trainer:
+    torch.manual_seed(seed)
+    ratio = OneStepRatio(CoefficientNetwork(MLP(2, 16, depth=1), 16, 4), RBFBasis(size=4))
+    path = GaussianPath(KumaraswamySchedule(2), DDBINoise(gamma2=0.1, eps=0.1))
+    objective = Objective(
+        {
+            "endpoint": (1.0, EndPointLoss(path)),
+            "conditional": (0.1, ConditionalScoreMatching(path)),
+            "variance": (0.1, PathVariance(path, Moments(2, 2.0, 0.0, 4.0))),
+        }
+    )
+    return Trainer(ratio, objective, batches, options, path, validate, folder=folder)
+
+
+def weights(trainer: Trainer) -> dict[str, Tensor]:
+    return {
+        f"{part}.{key}": value
+        for part, module in trainer._modules().items()
+        for key, value in module.state_dict().items()
+    }
+
+
+def assert_identical(a: Trainer, b: Trainer) -> None:
+    for (key, x), y in zip(weights(a).items(), weights(b).values(), strict=True):
+        assert torch.equal(x, y), key
+
+
+def test_training_learns_and_every_parameter_moves(tmp_path: Path) -> None:
+    trainer = make(tmp_path, replace(OPTIONS, steps=200))
+    before = {k: v.clone() for k, v in weights(trainer).items()}
+    outcome = trainer.run(progress=False)
+
+    assert outcome.finished
+    assert outcome.step == 200
+    # The true gap of two unit Gaussians at distance sqrt(2) is 2 nats.
+    assert outcome.best["val_auroc"] == pytest.approx(2, abs=0.8)
+    for key, value in weights(trainer).items():
+        frozen = "centers" in key or "centres" in key or "num_batches" in key
+        if key.startswith(("ratio", "path")) and not frozen:
+            assert not torch.equal(value, before[key]), key
+    entries = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert entries[-1]["step"] == 200
+    assert {"loss_endpoint", "loss_total", "images_per_second", "val_auroc"} <= set(entries[-1])
+
+
+def test_the_best_validation_is_kept_and_written(tmp_path: Path) -> None:
+    trainer = make(tmp_path)
+    scripted = iter([0.3, 0.9, 0.5])
+    seen = []
+
+    def script(ratio: OneStepRatio) -> dict[str, float]:
+        seen.append({k: v.clone() for k, v in ratio.state_dict().items()})
+        return {"val_auroc": next(scripted)}
+
+    trainer.validate = script
+    outcome = trainer.run(progress=False)
+
+    assert [h["val_auroc"] for h in outcome.history] == [0.3, 0.9, 0.5]
+    assert outcome.best["step"] == 20
+    tensors, _ = checkpoints.read_checkpoint(tmp_path, checkpoints.MODEL)
+    for key, value in seen[1].items():
+        assert torch.equal(value, tensors[key])
+        assert torch.equal(value, trainer.kept.state_dict()[key])
+
+
+@pytest.mark.parametrize("stop", [7, 20])
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, stop: int) -> None:
+    whole = make(tmp_path / "whole")
+    whole.run(progress=False)
+
+    part = make(tmp_path / "part")
+    part.batches = _raise_at(stop)
+    with pytest.raises(KeyboardInterrupt):
+        part.run(progress=False)  # as a kill: nothing is saved after the last checkpoint
+    resumed = make(tmp_path / "part", seed=1)
+    outcome = resumed.run(progress=False, resume=True)
+
+    assert outcome.finished
+    assert outcome.history == [
+        h | {"seconds": o["seconds"]}
+        for h, o in zip(whole.outcome.history, outcome.history, strict=True)
+    ]
+    assert_identical(whole, resumed)
+    steps = [json.loads(x)["step"] for x in (tmp_path / "part/log.jsonl").read_text().splitlines()]
+    assert steps == sorted(set(steps))
+
+
+def _raise_at(stop: int):  # noqa: ANN202
+    def interrupted(step: int) -> Draw:
+        if step == stop:
+            raise KeyboardInterrupt
+        return batches(step)
+
+    return interrupted
+
+
+def test_a_time_budget_stops_resumably_without_changing_the_schedule(tmp_path: Path) -> None:
+    options = replace(OPTIONS, steps=6)
+    whole = make(options=options)
+    whole.run(progress=False)
+
+    for _ in range(10):
+        trainer = make(tmp_path, options)
+        outcome = trainer.run(time_budget=0.0, progress=False, resume=True)
+        if outcome.finished:
+            break
+        assert outcome.reason == "time budget"
+    assert_identical(whole, trainer)
+
+
+SCRIPT = """
+import sys, time
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+import torch
+torch.set_default_dtype(torch.float64)
+import test_training as t
+trainer = t.make(Path(sys.argv[1]))
+def slow(step):
+    if step == 11:
+        print("ready", flush=True)
+    time.sleep(0.05 if step >= 11 else 0)
+    return t.batches(step)
+trainer.batches = slow
+outcome = trainer.run(progress=False)
+print(outcome.reason, outcome.step, flush=True)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_save_first(tmp_path: Path, number: signal.Signals) -> None:
+    script = textwrap.dedent(SCRIPT).format(tests=str(Path(__file__).parent))
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline().strip() == "ready"
+    process.send_signal(number)
+    reason, step = process.stdout.readline().split()
+    assert process.wait(timeout=60) == 0
+    assert reason == number.name
+
+    _, metadata = checkpoints.read_checkpoint(tmp_path, checkpoints.STATE)
+    assert metadata["step"] == int(step)
+    assert 11 < int(step) < 30
+
+    whole, resumed = make(), make(tmp_path)
+    whole.run(progress=False)
+    resumed.run(progress=False, resume=True)
+    assert_identical(whole, resumed)
+
+
+def test_a_loss_that_is_not_finite_is_reported_and_not_saved(tmp_path: Path) -> None:
+    trainer = make(tmp_path)
+
+    def poisoned(step: int) -> Draw:
+        draw = batches(step)
+        return draw._replace(x_0=draw.x_0 * math.nan) if step >= 16 else draw
+
+    trainer.batches = poisoned
+    with pytest.raises(UserError, match=r"not finite at step 2\d"):
+        trainer.run(progress=False)
+    _, metadata = checkpoints.read_checkpoint(tmp_path, checkpoints.STATE)
+    assert metadata["step"] == 14
+
+
+def test_another_run_cannot_be_resumed(tmp_path: Path) -> None:
+    trainer = make(tmp_path)
+    trainer.metadata = {"config": 1}
+    trainer.run(progress=False)
+
+    with pytest.raises(UserError, match="another configuration"):
+        make(tmp_path).run(progress=False, resume=True)
+
+
+def test_an_unknown_selection_key_names_the_known_ones() -> None:
+    trainer = make()
+    trainer.select = "val_auc"
+    with pytest.raises(UserError, match="'val_auc' among val_auroc"):
+        trainer.run(progress=False)
+
+
+def test_the_schedule_warms_up_and_ends_at_zero() -> None:
+    from ood_osdre.training import _schedule
+
+    rates = [_schedule(s, OPTIONS) for s in range(OPTIONS.steps + 1)]
+    assert rates[0] == pytest.approx(1 / 5)
+    assert max(rates) == rates[4]
+    assert rates[-1] == pytest.approx(0)
+    assert all(a >= b for a, b in itertools.pairwise(rates[4:]))
+
+
+def test_the_average_holds_the_basis_too() -> None:
+    trainer = make()
+    trainer.run(progress=False)
+    averaged, ratio = trainer.averaged.basis.integral(), trainer.ratio.basis.integral()
+    assert not torch.equal(averaged, ratio)
+    torch.testing.assert_close(averaged, ratio, rtol=0.05, atol=0)
