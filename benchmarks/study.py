@@ -5,7 +5,8 @@ r"""The study that chooses the default: which objective, on equal data, network 
 Trains every method of :data:`METHODS` on CIFAR-10 against the `pack` benchmark's reference with
 the configuration `cifar10_cpu`, cut to `--steps`, and keeps each run's record and metrics under
 `benchmarks/results/study/METHOD/seed-N`. Runs that are done are skipped, so the command can be
-interrupted and given again. Every run uses one thread; `--jobs` run side by side. The choice is
+interrupted and given again. Give it from the top of the clone.
+Every run uses one thread; `--jobs` run side by side. The choice is
 made by *validation* AUROC; `python benchmarks/report.py` writes the tables.
 """
 
@@ -74,9 +75,11 @@ def run(name: str, seed: int, args: argparse.Namespace) -> str | None:
     kept = args.out / slug(name) / f"seed-{seed}"
     if (kept / "run.json").is_file():
         return None
-    with tempfile.TemporaryDirectory() as scratch:
+    runs = Path("runs")
+    runs.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="study-", dir=runs) as scratch:
         command = [
-            sys.executable, str(Path(__file__).with_name("eval_ood.py")), "--quiet",
+            sys.executable, "benchmarks/eval_ood.py", "--quiet",
             "--id", "cifar10", "--benchmark", "pack", "--config", "cifar10_cpu",
             "--data-root", str(args.data_root), "--out", scratch, "--device", "cpu",
             "--max-steps", str(args.steps), f"training.seed={seed}", f"title={name}",
