@@ -15,7 +15,7 @@ the same minimiser have the same expected gradient, up to :math:`O(\delta^2)`, a
 difference, and that has little noise. The block forms have an expected gradient of their own: its
 path difference moves one block at a time. Squared means come without bias from pairs of
 independent groups, and standard errors from the jackknife over groups; "direct" is the signal
-from the form's own samples, as a check where its standard error is small.
+from the form's own samples, a check where it is well above 1 / samples.
 
 Example:
     python benchmarks/gradient_snr.py --samples 4096
@@ -261,7 +261,8 @@ def write(rows: list[dict[str, Any]], config: dict[str, Any], out: Path) -> str:
     lines = [
         "# Gradient signal-to-noise ratio of the objectives at d = 3072",
         "",
-        "Made by `python benchmarks/gradient_snr.py`, whose docstring defines the columns.",
+        "Made by `python benchmarks/gradient_snr.py`, whose docstring defines the columns. Direct",
+        "values that are not well above 1 / samples are noise.",
         "",
         *(f"- {key}: {value}" for key, value in config.items()),
         "",

@@ -116,7 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     grid = [(name, seed) for seed, name in itertools.product(seeds, args.only)]
     failures = []
     with ThreadPoolExecutor(args.jobs) as pool:
-        results = pool.map(lambda job: run(*job, args), grid)
+        results = pool.map(lambda job: run(job[0], job[1], args), grid)
         for failure in tqdm(results, total=len(grid), unit="run"):
             if failure:
                 failures.append(failure)

@@ -76,9 +76,16 @@ def build_ratio(config: Config, classes: int, features: int | None = None) -> On
             raise ValueError("An MLP needs the dimension of its inputs, 'features'.")
         width = round(256 * network.width)
         backbone = MLP(features, width, depth=len(network.depths))
+    per_block = (
+        config.objective.conditional > 0 and config.objective.conditional_form == "per_block"
+    )
     return OneStepRatio(
         CoefficientNetwork(
-            backbone, width, basis.size, classes=classes if network.classes_head else 0
+            backbone,
+            width,
+            basis.size,
+            classes=classes if network.classes_head else 0,
+            cells=per_block,
         ),
         RBFBasis(basis.kernel, basis.size, basis.sigma, basis.floor, basis.learnable),
     )
@@ -87,13 +94,15 @@ def build_ratio(config: Config, classes: int, features: int | None = None) -> On
 def build_path(config: Config) -> GaussianPath:
     r"""Builds the path from the reference to ID data."""
     path = config.path
+    # A learnable path pays mostly through the bridge's variance: about fourfold on images.
+    learnable = config.objective.path_variance > 0
     noise: NoiseModel
     if path.noise == "dequantisation":
         noise = DequantisationNoise(path.eps)
     elif path.noise == "bridge":
-        noise = BridgeNoise(path.gamma2, path.eps)
+        noise = BridgeNoise(path.gamma2, path.eps, learnable)
     else:
-        noise = DDBINoise(path.gamma2, path.eps)
+        noise = DDBINoise(path.gamma2, path.eps, learnable)
     return GaussianPath(SCHEDULES[path.schedule](), noise, path.t_min)
 
 

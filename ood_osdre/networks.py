@@ -15,7 +15,7 @@ inference uses the sum.
 __all__ = ["MLP", "CoefficientNetwork", "Coefficients", "ResNetBackbone"]
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from timm.models.resnet import BasicBlock, ResNet
 from torch import Tensor, nn
@@ -46,20 +46,31 @@ class CoefficientNetwork(nn.Module):
     Arguments:
         backbone: A module from :math:`(B, *)` to :math:`(B, F)`. If it has a method
             `feature_map` from :math:`(B, *)` to :math:`(B, F, H, W)` whose spatial mean is the
-            feature vector, the network also returns the coefficients of each cell.
+            feature vector, the network can also return the coefficients of each cell.
         features: The number of features :math:`F`.
         size: The number of coefficients :math:`K`.
         classes: The number of classes :math:`C`; 0 for no class head.
+        cells: Whether it does so, at the cost of reading the head at every cell. Only block-wise
+            objectives need it.
 
     Example:
+        >>> import torch
         >>> network = CoefficientNetwork(MLP(2, 16), features=16, size=8)
         >>> network(torch.zeros(5, 2)).total.shape
         torch.Size([5, 8])
     """
 
-    def __init__(self, backbone: nn.Module, features: int, size: int, classes: int = 0) -> None:
+    def __init__(
+        self,
+        backbone: nn.Module,
+        features: int,
+        size: int,
+        classes: int = 0,
+        cells: bool = True,
+    ) -> None:
         super().__init__()
         self.backbone = backbone
+        self.cells = cells and hasattr(backbone, "feature_map")
         self.head = nn.Linear(features, size)
         self.class_head = nn.Linear(features, classes) if classes else None
         nn.init.zeros_(self.head.weight)
@@ -67,10 +78,11 @@ class CoefficientNetwork(nn.Module):
 
     def forward(self, x: Tensor) -> Coefficients:
         r"""Returns the :class:`Coefficients` of `x`, with shape :math:`(B, *)`."""
-        if not hasattr(self.backbone, "feature_map"):
+        if not self.cells:
             return self._heads(self.backbone(x), cells=None)
 
-        maps = self.backbone.feature_map(x).flatten(2).transpose(1, 2)
+        feature_map: Callable[[Tensor], Tensor] = self.backbone.feature_map  # type: ignore[assignment]
+        maps = feature_map(x).flatten(2).transpose(1, 2)
         cells = self.head(maps) / maps.shape[1]
         return self._heads(maps.mean(dim=1), cells)
 
@@ -112,7 +124,7 @@ class ResNetBackbone(nn.Module):
         if min(channels) < 8 or any(c % 8 for c in channels):
             raise ValueError(f"'width' should give multiples of 8 channels, got {channels}.")
 
-        norm_layer = nn.BatchNorm2d if norm == "batch" else _group_norm
+        norm_layer = nn.BatchNorm2d if norm == "batch" else _GroupNorm
         net = ResNet(
             BasicBlock,
             layers=list(depths),
@@ -172,5 +184,8 @@ class MLP(nn.Module):
         return self.activation(x)
 
 
-def _group_norm(channels: int) -> nn.GroupNorm:
-    return nn.GroupNorm(channels // 8, channels)
+class _GroupNorm(nn.GroupNorm):
+    r"""A group norm with groups of 8 channels, built as timm builds its norms."""
+
+    def __init__(self, channels: int, **kwargs: Any) -> None:  # noqa: ANN401
+        super().__init__(channels // 8, channels, **kwargs)

@@ -6,9 +6,9 @@ Every path here is Gaussian given a pair of independent end points :math:`(x_0, 
     \mu_t = \alpha_t x_0 + \beta_t x_1, \qquad x_t = \mu_t + \sqrt{v_t} z \, ,
 
 with a schedule :math:`(\alpha_t, \beta_t)` (see :mod:`ood_osdre.schedules`) and a noise model
-:math:`v_t`. Time runs from the reference :math:`p_0` to the data :math:`p_1`; the integral of the
-marginal time score :math:`\partial_t \log p_t(x)` over :math:`[0, 1]` is a log-ratio in nats,
-larger where :math:`x` is more like the data.
+:math:`v_t` (see :mod:`ood_osdre.noises`). Time runs from the reference :math:`p_0` to the data
+:math:`p_1`; the integral of the marginal time score :math:`\partial_t \log p_t(x)` over
+:math:`[0, 1]` is a log-ratio in nats, larger where :math:`x` is more like the data.
 
 **Which ratio.** Every noise model has a floor: :math:`v_0 = v_1 = \epsilon > 0`. It keeps the
 scores finite on the closed interval, and it means that a path does not join :math:`p_0` to
@@ -29,7 +29,9 @@ points. Its mean given :math:`x_t` is the marginal time score, which is what reg
 
 **Learnable paths** minimise :meth:`GaussianPath.moment_variance`, in closed form. They never
 receive a gradient through :math:`x_t` or its score: a path that could would lower a regression
-loss by making the target easier, whatever that does to the ratio.
+loss by making the target easier, whatever that does to the ratio. Their parameters start at
+sensible values that are not zero, so that weight decay on them is a pull in a direction that
+means nothing.
 """
 
 __all__ = [
@@ -42,13 +44,13 @@ __all__ = [
     "Rates",
 ]
 
-import abc
 import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from .noises import BridgeNoise, DDBINoise, DequantisationNoise, NoiseModel
 from .schedules import Schedule, ScheduleRates
 
 
@@ -100,101 +102,6 @@ class Moments(NamedTuple):
         )
         mean_0, mean_1 = (x.mean(dim=0, dtype=torch.float64) for x in (x_0, x_1))
         return cls(x_0.shape[1], square_0, float(mean_0 @ mean_1), square_1)
-
-
-class NoiseModel(nn.Module, abc.ABC):
-    r"""Abstract noise model, with :math:`v_0 = v_1 = \epsilon`.
-
-    Arguments:
-        eps: The dequantisation floor :math:`\epsilon > 0`, a variance. It is never learnt: it
-            defines the dequantised ends, hence the ratio.
-    """
-
-    def __init__(self, eps: float) -> None:
-        super().__init__()
-
-        if not 0 < eps < math.inf:
-            raise ValueError(f"'eps' should be positive and finite, got {eps}.")
-
-        self.eps = float(eps)
-
-    @abc.abstractmethod
-    def forward(self, t: Tensor, schedule: ScheduleRates) -> tuple[Tensor, Tensor]:
-        r"""Returns the variance :math:`v_t` and its derivative, each with shape :math:`(*)`.
-
-        Arguments:
-            t: The time :math:`t`, with shape :math:`(*)`.
-            schedule: The schedule's rates at :math:`t`.
-        """
-
-
-class DequantisationNoise(NoiseModel):
-    r"""Both ends dequantised, nothing added: :math:`v = (\alpha^2 + \beta^2) \epsilon`.
-
-    :math:`x_t` mixes :math:`x_0 + \sqrt{\epsilon} z_0` and :math:`x_1 + \sqrt{\epsilon} z_1`. On
-    a spherical schedule the variance is constant.
-    """
-
-    def forward(self, t: Tensor, schedule: ScheduleRates) -> tuple[Tensor, Tensor]:  # noqa: D102
-        return _dequantisation(self.eps, schedule)
-
-    def extra_repr(self) -> str:
-        r"""Returns the floor, for `repr`."""
-        return f"eps={self.eps}"
-
-
-class BridgeNoise(NoiseModel):
-    r"""A diffusion bridge on a constant floor: :math:`v = \gamma^2 t (1 - t) + \epsilon`.
-
-    Arguments:
-        gamma2: The bridge's variance rate :math:`\gamma^2 \geq 0`; positive if it is learnt.
-        eps: The dequantisation floor :math:`\epsilon > 0`, a variance; never learnt.
-        learnable: Whether :math:`\gamma^2` is learnt, through its logarithm.
-    """
-
-    def __init__(self, gamma2: float, eps: float, learnable: bool = False) -> None:
-        super().__init__(eps)
-
-        if not 0 <= gamma2 < math.inf or (learnable and gamma2 == 0):
-            sign = "positive" if learnable else "non-negative"
-            raise ValueError(f"'gamma2' should be {sign} and finite, got {gamma2}.")
-
-        self.learnable = learnable
-        self._gamma2 = float(gamma2)
-        if learnable:
-            self.log_gamma2 = nn.Parameter(torch.tensor(math.log(gamma2)))
-
-    @property
-    def gamma2(self) -> Tensor | float:
-        r"""The bridge's variance rate :math:`\gamma^2`."""
-        return torch.exp(self.log_gamma2) if self.learnable else self._gamma2
-
-    def forward(self, t: Tensor, schedule: ScheduleRates) -> tuple[Tensor, Tensor]:  # noqa: D102
-        gamma2 = self.gamma2
-        return gamma2 * t * (1 - t) + self.eps, gamma2 * (1 - 2 * t)
-
-    def extra_repr(self) -> str:
-        r"""Returns the variances, for `repr`."""
-        gamma2 = float(torch.as_tensor(self.gamma2).detach())
-        return f"gamma2={gamma2:.4g}, eps={self.eps}, learnable={self.learnable}"
-
-
-class DDBINoise(BridgeNoise):
-    r"""The dequantised diffusion bridge interpolant, both ends dequantised and a bridge between.
-
-    .. math:: v = \gamma^2 t (1 - t) + (\alpha^2 + \beta^2) \epsilon
-
-    Arguments are those of :class:`BridgeNoise`.
-
-    References:
-        | Dequantified Diffusion-Schrödinger Bridge for Density Ratio Estimation (Chen et al., 2025)
-        | https://arxiv.org/abs/2505.05034
-    """
-
-    def forward(self, t: Tensor, schedule: ScheduleRates) -> tuple[Tensor, Tensor]:  # noqa: D102
-        gamma2 = self.gamma2
-        floor, d_floor = _dequantisation(self.eps, schedule)
-        return gamma2 * t * (1 - t) + floor, gamma2 * (1 - 2 * t) + d_floor
 
 
 class GaussianPath(nn.Module):
@@ -425,8 +332,3 @@ class GaussianPath(nn.Module):
 
         event = (1,) * (x_0.ndim - 1)
         return Rates(*(c.detach().reshape(-1, *event) for c in self.rates(t)))
-
-
-def _dequantisation(eps: float, s: ScheduleRates) -> tuple[Tensor, Tensor]:
-    floor = (s.alpha**2 + s.beta**2) * eps
-    return floor, 2 * (s.alpha * s.d_alpha + s.beta * s.d_beta) * eps

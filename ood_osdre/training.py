@@ -158,6 +158,8 @@ class Trainer:
         Raises:
             UserError: If the loss is not finite. The last checkpoint stays as it was.
         """
+        if self.folder is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
         if resume:
             self._resume()
         started, before = time.monotonic(), self.outcome.seconds
@@ -331,7 +333,7 @@ def _optimizer(
     basis = [p for p in ratio.basis.parameters() if p.requires_grad]
     network = [p for p in ratio.network.parameters() if p.requires_grad]
     others = [p for p in objective.parameters() if p.requires_grad]
-    groups = [
+    groups: list[dict[str, Any]] = [
         {"params": [p for p in network if p.ndim > 1], "weight_decay": options.weight_decay},
         {"params": [p for p in network if p.ndim <= 1]},
         {"params": basis, "peak": options.lr * options.basis_lr_factor},

@@ -149,6 +149,16 @@ def test_contraction_is_in_float32_under_autocast(dtype: torch.dtype) -> None:
     assert scores[0].min() > 65504
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_contraction_is_in_float32_for_a_half_precision_model(dtype: torch.dtype) -> None:
+    ratio = OneStepRatio(Counter(400), RBFBasis(size=400, sigma=10.0)).to(dtype)
+    h = torch.full((3, 400), 4096.0, dtype=dtype)
+    log_ratio = ratio.log_ratio_of(h)
+
+    assert log_ratio.dtype == torch.float32
+    torch.testing.assert_close(log_ratio, torch.full_like(log_ratio, 81920.0), rtol=2e-2, atol=0)
+
+
 @ratios
 @pytest.mark.parametrize("training", [True, False])
 def test_fold_agrees_in_float32(
@@ -271,7 +281,7 @@ def test_rejects_times_that_would_broadcast() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 8])
-def test_moments_of_dtype_and_device_survive(size: int) -> None:
+def test_dtypes_survive(size: int) -> None:
     ratio = mlp_ratio(size=size).float()
     x, t = torch.randn(5, 4, dtype=torch.float32), torch.rand(5, dtype=torch.float32)
 

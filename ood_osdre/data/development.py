@@ -56,7 +56,7 @@ def shapes(size: int, height: int, width: int, rng: np.random.Generator) -> Arra
         for _ in range(rng.integers(1, 5)):
             _draw_shape(draw, height, width, rng)
         grey = rng.random() < 0.5
-        image[:] = canvas.convert("L").convert("RGB") if grey else canvas
+        image[:] = np.asarray(canvas.convert("L").convert("RGB") if grey else canvas)
     return result
 
 

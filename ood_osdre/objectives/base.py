@@ -162,8 +162,8 @@ class Objective(nn.Module):
     def forward(self, ratio: Ratio, draw: Draw) -> dict[str, Tensor]:
         r"""Returns the loss of each term, unweighted, and their weighted sum `total`.
 
-        Under autocast only the network runs in half precision; losses are always computed in
-        single precision or better.
+        Under autocast the networks run in half precision, but losses do not: outputs are taken to
+        single precision first.
 
         Arguments:
             ratio: The ratio under training.
@@ -178,12 +178,11 @@ class Objective(nn.Module):
             points = {**term.points(draw), **points}
         at = evaluate(ratio, points)
 
-        with torch.autocast(draw.t.device.type, enabled=False):
-            losses = {name: term.loss(ratio, draw, at) for name, term in terms.items()}
-            total = sum(
-                (self.weights[name] * loss for name, loss in losses.items()),
-                start=torch.zeros_like(draw.t),
-            )
+        losses = {name: term.loss(ratio, draw, at) for name, term in terms.items()}
+        total = sum(
+            (self.weights[name] * loss for name, loss in losses.items()),
+            start=torch.zeros_like(draw.t),
+        )
         return {**losses, "total": total}
 
     def extra_repr(self) -> str:  # noqa: D102

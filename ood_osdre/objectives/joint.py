@@ -66,7 +66,7 @@ class JointScoreMatching(TimeScoreMatching):
 
         with torch.enable_grad():
             x_t = self.at_time(draw, draw.t).detach().requires_grad_()
-            score = self.data_score(x_t, draw.t)
+            score = self.data_score(x_t, draw.t).to(x_t)
             # grad(v . s) = J^T v, and (J^T v) . v = v^T J v: one backward pass for the slice.
             (slope,) = torch.autograd.grad((draw.probe * score).sum(), x_t, create_graph=True)
 

@@ -46,5 +46,6 @@ class PathVariance(PathTerm):
     def loss(self, ratio: Ratio, draw: Draw, at: Mapping[str, Coefficients]) -> Tensor:  # noqa: D102
         nodes = torch.as_tensor(self._nodes).to(draw.t)
         weights = torch.as_tensor(self._weights).to(draw.t)
-        variance = weights @ self.path.moment_variance(nodes, self.moments)
+        # Not a matrix product, which autocast would take to half precision.
+        variance = (weights * self.path.moment_variance(nodes, self.moments)).sum()
         return variance.log().expand_as(draw.t)

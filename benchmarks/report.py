@@ -1,0 +1,132 @@
+r"""Writes the tables of RESULTS.md and README.md from the committed run records.
+
+    python benchmarks/report.py          rewrites them
+    python benchmarks/report.py --check  fails if one does not match (CI runs this)
+
+A page holds `<!-- table: NAME -->` and `<!-- end -->`; what stands between is generated.
+"""
+
+import argparse
+import csv
+import json
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from scipy import stats
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+PAGES = (HERE / "RESULTS.md", HERE.parent / "README.md")
+BLOCK = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def read_run(folder: Path) -> dict[str, float]:
+    r"""Returns the validation and test AUROCs of a run, in percent, and its seconds."""
+    record = json.loads((folder / "run.json").read_text())
+    values = {k: 100 * v for k, v in record["validation"]["best"].items() if k.startswith("val_")}
+    values["minutes"] = record["train_seconds"] / 60
+    with open(folder / "metrics.csv", newline="") as file:
+        for row in csv.DictReader(file):
+            if row["AUROC"]:
+                values[row["set"]] = float(row["AUROC"])
+                values[f"{row['set']} FPR"] = float(row["FPR@95"])
+    return values
+
+
+def mean_interval(values: Sequence[float]) -> str:
+    r"""Returns a mean with the half-width of its 95 % t-interval."""
+    mean, n = float(np.mean(values)), len(values)
+    if n < 2:
+        return f"{mean:.1f}"
+    half = stats.t.ppf(0.975, n - 1) * np.std(values, ddof=1) / np.sqrt(n)
+    return f"{mean:.1f} ± {half:.1f}"
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    r"""Returns a Markdown table."""
+    rule = [":--", *["--:"] * (len(header) - 1)]
+    return "".join(f"| {' | '.join(row)} |\n" for row in (header, rule, *rows))
+
+
+def study(name: str) -> str:
+    r"""Returns the table of a study: methods by validation AUROC, best first."""
+    columns = {
+        "val AUROC": "val_auroc",
+        "val near": "val_near",
+        "val far": "val_far",
+        "near (test)": "nearood",
+        "far (test)": "farood",
+        "mnist": "mnist",
+        "fashion_mnist": "fashion_mnist",
+    }
+    methods = {}
+    for folder in sorted((RESULTS / name).iterdir()):
+        runs = sorted(folder.glob("seed-*"))
+        if runs:
+            title = json.loads((runs[0] / "run.json").read_text())["config"]["title"]
+            methods[title] = [read_run(run) for run in runs]
+    order = sorted(methods, key=lambda m: -np.mean([r["val_auroc"] for r in methods[m]]))
+    rows = [
+        [m, str(len(methods[m]))]
+        + [mean_interval([run[key] for run in methods[m]]) for key in columns.values()]
+        for m in order
+    ]
+    return table(["method", "seeds", *columns], rows)
+
+
+def run_table(name: str) -> str:
+    r"""Returns the metrics table of one run, without its title."""
+    lines = (RESULTS / name / "metrics.md").read_text().splitlines()
+    return "\n".join(lines[2:]) + "\n"
+
+
+def text(name: str, file: str) -> str:
+    r"""Returns a file of a result folder."""
+    return (RESULTS / name / file).read_text()
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "study": lambda: study("study"),
+    "finalists": lambda: study("finalists"),
+    "cifar10-pack": lambda: run_table("cifar10_pack_cpu"),
+    "digits": lambda: run_table("digits"),
+    "latency": lambda: text("latency", "latency.md"),
+    "gradient-snr": lambda: text("gradient_snr", "gradient_snr.md"),
+}
+
+
+def render(page: str) -> str:
+    r"""Returns a page with its tables generated anew."""
+    return BLOCK.sub(lambda m: f"{m[1]}{TABLES[m['name']]()}{m[3]}", page)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    r"""Rewrites or checks the pages."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="change nothing, fail on a difference"
+    )
+    args = parser.parse_args(argv)
+
+    status = 0
+    for path in PAGES:
+        old = path.read_text()
+        new = render(old)
+        if new == old:
+            continue
+        if args.check:
+            print(f"{path.name}: a table does not match the run records", file=sys.stderr)
+            status = 1
+        else:
+            path.write_text(new)
+            print(f"{path.name}: rewritten")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

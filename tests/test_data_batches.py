@@ -1,0 +1,174 @@
+r"""Tests for the modules of ood_osdre.data that run on the batch."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from ood_osdre.data import ImageSet
+from ood_osdre.data.augment import BROADENINGS, broaden, flip_crop
+from ood_osdre.data.batches import PairBatches, Preprocess
+from ood_osdre.data.development import development_sets, noise, patch_shuffle, shapes
+from ood_osdre.objectives import UniformTimes
+from ood_osdre.sections import DataConfig
+
+RNG = np.random.default_rng(0)
+
+
+def image_set(size: int, value: int | None = None, side: int = 8) -> ImageSet:
+    images = RNG.integers(0, 256, (size, side, side, 3), dtype=np.uint8)
+    if value is not None:
+        images[:] = value
+    return ImageSet(images, np.arange(size) % 10, [f"x/{i}.png" for i in range(size)])
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def make(id_train: ImageSet, reference: ImageSet, seed: int = 0, **options: object) -> PairBatches:
+    config = DataConfig(**{"flip": False, "crop": 0, **options})  # type: ignore[arg-type]
+    preprocess = Preprocess((0.0,) * 3, (1.0,) * 3)
+    return PairBatches(id_train, reference, config, preprocess, UniformTimes(), 4, seed)
+
+
+class TestPreprocess:
+    def test_channels_are_standardised_by_their_own_statistics(self) -> None:
+        images = torch.as_tensor(image_set(5).images)
+        mean, std = (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)
+        x = Preprocess(mean, std)(images)
+
+        assert x.shape == (5, 3, 8, 8)
+        assert x.dtype == torch.float32
+        for c in range(3):
+            expected = (images[..., c].double() / 255 - mean[c]) / std[c]
+            torch.testing.assert_close(x[:, c].double(), expected, rtol=1e-6, atol=1e-6)
+
+
+class TestPairBatches:
+    def test_an_epoch_has_every_image_once(self) -> None:
+        id_train, reference = image_set(10), image_set(6)
+        batches = make(id_train, reference)
+        draws = [batches(step) for step in range(5)]  # 20 images: two epochs of 10
+
+        first = torch.cat([d.label for d in draws])[:10]
+        assert sorted(first.tolist()) == sorted(id_train.labels.tolist())
+        seen = torch.cat([d.x_0 for d in draws])[:6]
+        stored = torch.as_tensor(reference.images).permute(0, 3, 1, 2).float() / 255
+        assert all(any(torch.equal(x, s) for s in stored) for x in seen)
+        assert len({x.numpy().tobytes() for x in seen}) == 6
+
+    def test_labels_belong_to_their_images(self) -> None:
+        id_train = image_set(10)
+        draw = make(id_train, image_set(6))(3)
+        stored = torch.as_tensor(id_train.images).permute(0, 3, 1, 2).float() / 255
+        assert draw.label is not None
+        for x, label in zip(draw.x_1, draw.label, strict=True):
+            (index,) = [i for i, s in enumerate(stored) if torch.equal(x, s)]
+            assert id_train.labels[index] == label
+
+    def test_a_batch_is_a_function_of_seed_and_step(self) -> None:
+        sets = image_set(10), image_set(6)
+        options = {"flip": True, "crop": 2, "broaden": 0.5}
+        a, b = make(*sets, **options), make(*sets, **options)
+        for step in (0, 1, 2, 7):
+            a(step)
+        for x, y in zip(a(5), b(5), strict=True):
+            assert (x is None and y is None) or torch.equal(x, y)
+        assert not torch.equal(a(5).noise, a(6).noise)
+        assert not torch.equal(a(5).noise, make(*sets, seed=1, **options)(5).noise)
+
+    def test_mixture_puts_id_images_into_the_reference_but_not_into_their_own_pair(self) -> None:
+        draw = make(image_set(10), image_set(6, value=0), mixture=0.5)(0)
+        mixed = draw.x_0.flatten(1).sum(1) > 0
+        assert mixed.tolist() == [False, False, True, True]
+        for x_0, x_1 in zip(draw.x_0[mixed], draw.x_1[mixed], strict=True):
+            assert not torch.equal(x_0, x_1)
+            assert any(torch.equal(x_0, x) for x in draw.x_1)
+
+    def test_broadening_changes_its_share_of_the_reference_and_no_id_image(self) -> None:
+        sets = image_set(10), image_set(6)
+        plain, broad = make(*sets)(0), make(*sets, broaden=0.5)(0)
+        changed = (plain.x_0 != broad.x_0).flatten(1).any(1)
+        assert changed.tolist() == [True, True, False, False]
+        assert torch.equal(plain.x_1, broad.x_1)
+
+    def test_train_limit_uses_that_many_images_and_copies_no_other(self) -> None:
+        batches = make(image_set(10), image_set(6), train_limit=3)
+        assert len(batches.id_images) == len(batches.reference_images) == 3
+        assert len({tuple(batches(s).x_0.flatten().tolist()) for s in range(3)}) > 1
+
+
+class TestFlipCrop:
+    @pytest.mark.parametrize("flip", [False, True])
+    def test_without_a_crop_images_are_whole(self, flip: bool) -> None:
+        images = torch.as_tensor(image_set(40).images)
+        out = flip_crop(images, torch.arange(40), flip, 0, generator())
+        same = (out == images).flatten(1).all(1)
+        mirrored = (out == images.flip(2)).flatten(1).all(1)
+        assert bool((same | mirrored).all())
+        assert bool(same.all()) != flip
+
+    def test_a_crop_is_the_reflect_padded_image_shifted(self) -> None:
+        images = torch.as_tensor(image_set(20).images)
+        out = flip_crop(images, torch.arange(20), False, 3, generator())
+        padded = torch.nn.functional.pad(
+            images.permute(0, 3, 1, 2).double(), (3,) * 4, mode="reflect"
+        ).permute(0, 2, 3, 1)
+        shifts = set()
+        for x, p in zip(out, padded, strict=True):
+            found = [
+                (i, j) for i in range(7) for j in range(7) if torch.equal(x, p[i : i + 8, j : j + 8].byte())
+            ]  # fmt: skip
+            assert found
+            shifts.update(found)
+        assert len(shifts) > 8
+
+
+class TestBroaden:
+    @pytest.mark.parametrize("name", BROADENINGS)
+    def test_every_family_stays_in_range_changes_images_and_is_finite(self, name: str) -> None:
+        for x in (torch.rand(8, 3, 16, 16), torch.zeros(8, 3, 16, 16), torch.ones(8, 3, 16, 16)):
+            y = BROADENINGS[name](x, generator())
+            assert y.shape == x.shape
+            assert bool((y >= 0).all() and (y <= 1).all())
+        x = torch.rand(8, 3, 16, 16)
+        assert bool((BROADENINGS[name](x, generator()) != x).flatten(1).any(1).all())
+
+    def test_half_of_the_images_are_grey(self) -> None:
+        y = broaden(torch.rand(400, 3, 8, 8), generator())
+        grey = ((y - y.mean(dim=1, keepdim=True)).abs() < 1e-12).flatten(1).all(1)
+        assert 0.4 < float(grey.double().mean()) < 0.75  # edges and thresholds are grey anyway
+
+    def test_one_image_and_none(self) -> None:
+        for size in (0, 1):
+            x: Tensor = torch.rand(size, 3, 8, 8)
+            assert broaden(x, generator()).shape == x.shape
+
+
+class TestDevelopment:
+    def test_patch_shuffling_permutes_patches(self) -> None:
+        images = image_set(6, side=16).images
+        shuffled = patch_shuffle(images, np.random.default_rng(1))
+        for before, after in zip(images, shuffled, strict=True):
+            patches = [
+                {p.tobytes() for row in np.split(x, 4) for p in np.split(row, 4, axis=1)}
+                for x in (before, after)
+            ]
+            assert patches[0] == patches[1]
+        assert not np.array_equal(images, shuffled)
+
+    @pytest.mark.parametrize("make_set", [shapes, noise])
+    def test_drawn_sets_have_their_shape_and_vary(self, make_set) -> None:  # noqa: ANN001
+        images = make_set(12, 16, 16, np.random.default_rng(0))
+        assert images.shape == (12, 16, 16, 3)
+        assert images.dtype == np.uint8
+        assert len({x.tobytes() for x in images}) == 12
+
+    def test_equal_seeds_give_equal_sets(self) -> None:
+        images = image_set(5, side=16).images
+        a, b, c = (development_sets(images, 7, seed) for seed in (0, 0, 1))
+        assert list(a) == ["patch_shuffled", "shapes", "noise"]
+        for name in a:
+            assert np.array_equal(a[name], b[name])
+            assert not np.array_equal(a[name], c[name])

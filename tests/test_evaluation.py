@@ -1,0 +1,250 @@
+r"""Tests for the ood_osdre.evaluation, building and experiment modules, at small size."""
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ood_osdre.bases import RBFBasis
+from ood_osdre.building import build_objective, build_path, build_ratio, build_times
+from ood_osdre.config import Config, load_config
+from ood_osdre.data import BenchmarkData, load_digits_benchmark
+from ood_osdre.data.batches import Preprocess
+from ood_osdre.errors import UserError
+from ood_osdre.evaluation import Validation, evaluate_benchmark, score_images
+from ood_osdre.experiment import Scorer, evaluate_run, load_scorer, train_run
+from ood_osdre.metrics import ood_metrics
+from ood_osdre.networks import MLP, CoefficientNetwork, Coefficients
+from ood_osdre.objectives import Draw
+from ood_osdre.paths import Moments
+from ood_osdre.ratio import OneStepRatio
+from ood_osdre.scores import read_scores
+
+SMALL = {
+    "id": "digits",
+    "benchmark": "digits",
+    "network": {"width": 0.125, "depths": [1, 1, 1, 1], "stem_stride": 2},
+    "training": {"steps": 4, "batch_size": 8, "warmup": 1, "eval_every": 2, "ema": 0.5},
+    "data": {"val_limit": 20, "flip": False},
+    "objective": {"class_weight": 0.5},
+}
+
+
+@pytest.fixture(scope="module")
+def digits() -> BenchmarkData:
+    return load_digits_benchmark()
+
+
+@pytest.fixture(autouse=True)
+def float32() -> None:
+    torch.set_default_dtype(torch.float32)
+
+
+class Brightness(torch.nn.Module):
+    r"""A network whose only coefficient is the mean input, with two classes."""
+
+    def forward(self, x: torch.Tensor) -> Coefficients:
+        mean = x.flatten(1).mean(1, keepdim=True)
+        return Coefficients(mean, logits=torch.cat([-mean, mean], dim=1))
+
+
+def brightness() -> OneStepRatio:
+    basis = RBFBasis(size=1, learnable=False)
+    return OneStepRatio(Brightness(), basis)
+
+
+PREPROCESS = Preprocess((0.5,) * 3, (0.25,) * 3)
+
+
+def test_scores_are_log_ratios_in_the_order_of_the_images() -> None:
+    images = np.arange(7, dtype=np.uint8)[:, None, None, None].repeat(4, 1).repeat(4, 2)
+    images = images.repeat(3, 3) * 30
+    ratio = brightness()
+    scores, predicted = score_images(ratio, images, PREPROCESS, batch_size=3)
+
+    gbar = float(ratio.basis.integral().detach())
+    expected = (images.mean((1, 2, 3)) / 255 - 0.5) / 0.25 * gbar
+    np.testing.assert_allclose(scores, expected, rtol=1e-5, atol=1e-6)
+    assert predicted is not None
+    assert predicted.tolist() == (expected > 0).astype(int).tolist()
+
+
+def test_validation_matches_the_metrics_and_never_sees_test_sets(digits: BenchmarkData) -> None:
+    _, near = digits.split_reference()
+    validation = Validation(digits.id_val, near, PREPROCESS, limit=30)
+    ratio = brightness()
+    numbers = validation(ratio)
+
+    id_scores, _ = score_images(ratio, validation.id_val.images, PREPROCESS)
+    near_scores, _ = score_images(ratio, validation.near["near"], PREPROCESS)
+    assert numbers["val_near"] == pytest.approx(ood_metrics(id_scores, near_scores).auroc)
+    far = [v for k, v in numbers.items() if k.startswith("val_far_")]
+    assert len(far) == 3
+    assert numbers["val_far"] == pytest.approx(np.mean(far))
+    assert numbers["val_auroc"] == pytest.approx((numbers["val_near"] + np.mean(far)) / 2)
+    assert "held-out reference" in validation.describe()
+    assert "OOD VALIDATION" not in validation.describe()
+
+    test_images = {
+        x.tobytes()
+        for s in (digits.id_test, *digits.near.values(), *digits.far.values())
+        for x in s.images
+    }
+    used = [*validation.id_val.images, *validation.near["near"], *validation.far["shapes"]]
+    assert not test_images & {x.tobytes() for x in used}
+
+
+def test_ood_validation_lists_join_on_request_and_are_named(digits: BenchmarkData) -> None:
+    _, near = digits.split_reference()
+    validation = Validation(digits.id_val, near, PREPROCESS, limit=10, ood_val=near)
+    assert "OOD VALIDATION LISTS" in validation.describe()
+    assert set(validation.near) == {"near", "ood_val"}
+
+
+def test_a_run_leaves_its_folder_and_the_model_scores_alike(
+    tmp_path: Path, digits: BenchmarkData
+) -> None:
+    config = Config.from_mapping(SMALL)
+    device = torch.device("cpu")
+    scorer, outcome, selection = train_run(config, digits, tmp_path, device, progress=False)
+    table = evaluate_run(scorer, digits, config, tmp_path, selection, outcome, progress=False)
+
+    names = {p.name for p in tmp_path.iterdir()}
+    assert {"metrics.csv", "metrics.md", "scores.npz", "score_density.png", "run.json"} <= names
+    assert (tmp_path / "score_density.png").read_bytes().startswith(b"\x89PNG")
+
+    record = json.loads((tmp_path / "run.json").read_text())
+    assert record["selection"] == selection
+    assert record["config"] == config.to_dict()
+    assert [h["step"] for h in record["validation"]["history"]] == [2, 4]
+    assert record["data"]["checksums"]
+
+    scores = read_scores(tmp_path / "scores.npz")
+    metrics = scores.metrics()
+    with open(tmp_path / "metrics.csv", newline="") as file:
+        rows = {row["set"]: row for row in csv.DictReader(file)}
+    for sets in metrics.values():
+        for name, values in sets.items():
+            assert float(rows[name]["AUROC"]) == pytest.approx(100 * values.auroc, abs=1e-3)
+    assert table.rows["nearood"][0].auroc == pytest.approx(
+        np.mean([m.auroc for m in metrics["near"].values()])
+    )
+
+    loaded = load_scorer(tmp_path)
+    expected, _ = score_images(scorer.ratio, digits.id_test.images[:40], scorer.preprocess)
+    again, _ = score_images(loaded.ratio, digits.id_test.images[:40], loaded.preprocess)
+    np.testing.assert_array_equal(expected, again)
+    (stored,) = scores.of("id").values()
+    np.testing.assert_allclose(stored.score[:40], expected, atol=1e-4, rtol=1e-4)
+
+
+def test_train_run_resumes_to_the_same_weights(tmp_path: Path, digits: BenchmarkData) -> None:
+    config = Config.from_mapping(SMALL)
+    device = torch.device("cpu")
+    whole, _, _ = train_run(config, digits, tmp_path / "a", device, progress=False)
+    for _ in range(10):
+        part, outcome, _ = train_run(
+            config, digits, tmp_path / "b", device, time_budget=0.0, resume=True, progress=False
+        )
+        if outcome.finished:
+            break
+    states = zip(whole.ratio.state_dict().items(), part.ratio.state_dict().values(), strict=True)
+    for (key, x), y in states:
+        assert torch.equal(x, y), key
+
+
+def test_scores_that_are_not_finite_are_refused_before_a_table(
+    tmp_path: Path, digits: BenchmarkData
+) -> None:
+    config = Config.from_mapping(SMALL)
+    ratio = build_ratio(config, classes=5)
+    with torch.no_grad():
+        ratio.network.head.bias.fill_(float("nan"))
+    scorer = Scorer(ratio, PREPROCESS, {})
+    with pytest.raises(UserError, match=r"digits_test.*NaN|NaN.*digits_test|nan"):
+        evaluate_run(scorer, digits, config, tmp_path, "given", progress=False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_evaluation_scores_every_set_once(digits: BenchmarkData) -> None:
+    done = evaluate_benchmark(brightness(), digits, PREPROCESS, progress=False)
+    counts = done.scores.counts()
+    expected = {"digits_test": len(digits.id_test)}
+    expected |= {k: len(v) for g in (digits.near, digits.far) for k, v in g.items()}
+    assert counts == expected
+    assert done.accuracy is not None
+
+
+TERMS = [
+    {"endpoint": 1.0},
+    {"endpoint": 1.0, "endpoint_loss": "lsif", "endpoint_clean": True, "shrinkage": 0.1},
+    {"endpoint": 0.0, "conditional": 1.0, "conditional_form": "per_block"},
+    {"endpoint": 0.0, "conditional": 1.0, "conditional_form": "antithetic"},
+    {"endpoint": 0.0, "time_score": 1.0, "weight": "bridge"},
+    {"endpoint": 0.0, "path_difference": 1.0, "weight": "constant"},
+]
+
+
+@pytest.mark.parametrize("terms", TERMS, ids=lambda t: "-".join(t))
+@pytest.mark.parametrize("times", ["uniform", "logit_normal", "inverse_variance"])
+def test_every_configured_objective_gives_finite_losses_and_gradients(
+    terms: dict[str, object], times: str
+) -> None:
+    config = Config.from_mapping({**SMALL, "objective": terms, "times": {"kind": times}})
+    ratio = build_ratio(config, classes=5)
+    path = build_path(config)
+    x_0, x_1, noise = torch.randn(3, 6, 3, 16, 16)
+    moments = Moments.of(x_0, x_1)
+    distribution = build_times(config, path, moments)
+    objective = build_objective(config, path, distribution, moments)
+    losses = objective(ratio, Draw(x_0, x_1, distribution.sample(6), noise))
+
+    assert all(loss.shape == (6,) and loss.isfinite().all() for loss in losses.values())
+    losses["total"].mean().backward()
+    gradient = ratio.network.head.weight.grad
+    assert gradient is not None
+    assert gradient.isfinite().all()
+    assert gradient.abs().max() > 0
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    ["linear", "trigonometric", "vp", "follmer", "kumaraswamy_affine", "kumaraswamy_spherical"],
+)
+@pytest.mark.parametrize("noise", ["dequantisation", "bridge", "ddbi"])
+def test_every_configured_path_samples_on_its_interval(schedule: str, noise: str) -> None:
+    config = Config.from_mapping({**SMALL, "path": {"schedule": schedule, "noise": noise}})
+    path = build_path(config)
+    x_0, x_1, z = torch.randn(3, 4, 2)
+    t = torch.linspace(*path.t_range, 4)
+    assert path.time_score(x_0, x_1, t, z).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "name", ["digits", "cifar10", "cifar100", "cifar10_cpu", "cifar10_paper", "cifar100_paper"]
+)
+def test_every_shipped_configuration_builds(name: str) -> None:
+    config = load_config(name)
+    config = replace(config, network=replace(config.network, width=0.125))
+    ratio, path = build_ratio(config, classes=10), build_path(config)
+    x_0, x_1, noise = torch.randn(3, 2, 3, 32, 32)
+    moments = Moments.of(x_0, x_1)
+    times = build_times(config, path, moments)
+    label = torch.tensor([0, 1])
+    draw = Draw(x_0, x_1, times.sample(2), noise, label)
+    losses = build_objective(config, path, times, moments)(ratio, draw)
+    assert losses["total"].isfinite().all()
+
+
+def test_an_mlp_needs_the_dimension_of_its_inputs() -> None:
+    config = Config.from_mapping({**SMALL, "network": {"kind": "mlp"}})
+    with pytest.raises(ValueError, match="features"):
+        build_ratio(config, classes=0)
+    ratio = build_ratio(config, classes=0, features=3)
+    assert isinstance(ratio.network, CoefficientNetwork)
+    assert isinstance(ratio.network.backbone, MLP)
+    assert ratio(torch.randn(2, 3)).shape == (2,)
