@@ -27,12 +27,14 @@ __all__ = [
     "RBFBasis",
     "ResNetBackbone",
     "Schedule",
+    "Scorer",
     "TemporalBasis",
     "Term",
     "TrigonometricSchedule",
     "UserError",
     "VariancePreservingSchedule",
     "load_config",
+    "load_scorer",
     "ood_metrics",
 ]
 
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from .bases import RBFBasis, TemporalBasis
     from .config import Config, load_config
     from .errors import UserError
+    from .experiment import Scorer, load_scorer
     from .metrics import OODMetrics, ood_metrics
     from .networks import MLP, CoefficientNetwork, Coefficients, ResNetBackbone
     from .objectives import Draw, Objective, Term
@@ -64,6 +67,7 @@ _HOMES = {
     "bases": ("RBFBasis", "TemporalBasis"),
     "config": ("Config", "load_config"),
     "errors": ("UserError",),
+    "experiment": ("Scorer", "load_scorer"),
     "metrics": ("OODMetrics", "ood_metrics"),
     "networks": ("MLP", "CoefficientNetwork", "Coefficients", "ResNetBackbone"),
     "objectives": ("Draw", "Objective", "Term"),

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ood_osdre import checkpoints
 from ood_osdre.building import build_objective, build_path, build_ratio, build_times
@@ -19,7 +21,12 @@ from ood_osdre.config import Config
 from ood_osdre.data import BenchmarkData, ImageSet
 from ood_osdre.data.batches import PairBatches, Preprocess
 from ood_osdre.errors import UserError
-from ood_osdre.evaluation import Validation, count_parameters, evaluate_benchmark
+from ood_osdre.evaluation import (
+    Validation,
+    count_parameters,
+    evaluate_benchmark,
+    score_images,
+)
 from ood_osdre.paths import Moments
 from ood_osdre.plots import score_density
 from ood_osdre.ratio import OneStepRatio
@@ -45,6 +52,18 @@ class Scorer:
     ratio: OneStepRatio
     preprocess: Preprocess
     metadata: Mapping[str, Any]
+
+    def score(self, images: NDArray[np.uint8], batch_size: int = 512) -> NDArray[np.float32]:
+        r"""Scores images of the training size.
+
+        Arguments:
+            images: The uint8 images, with shape :math:`(N, H, W, 3)`.
+            batch_size: The number of images scored at once.
+
+        Returns:
+            The log-ratios in nats, larger = more ID, with shape :math:`(N)`.
+        """
+        return score_images(self.ratio, images, self.preprocess, batch_size)[0]
 
 
 def train_run(
