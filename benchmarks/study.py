@@ -54,6 +54,9 @@ METHODS: dict[str, list[str]] = {
     "end-point + class + broad": [
         *OFF, *ENDS, "objective.class_weight=0.5", "data.broaden=0.33",
     ],
+    "end-point + broad + time score matching": [
+        *PATH, "objective.endpoint=1", "data.broaden=0.33", "objective.time_score=0.02",
+    ],
     "end-point + class + broad + path difference": [
         *PATH, "objective.endpoint=1", "objective.class_weight=0.5", "data.broaden=0.33",
         "objective.path_difference=0.05",
