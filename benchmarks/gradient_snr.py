@@ -23,6 +23,7 @@ Example:
 
 import argparse
 import csv
+import io
 import platform
 import time
 from collections.abc import Callable, Iterator
@@ -35,7 +36,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ood_osdre.bases import RBFBasis
+from ood_osdre.experiment import device_name
+from ood_osdre.files import write_text_atomic
 from ood_osdre.networks import Coefficients
+from ood_osdre.noises import DDBINoise
 from ood_osdre.objectives import (
     ConditionalScoreMatching,
     Draw,
@@ -45,8 +49,9 @@ from ood_osdre.objectives import (
     Term,
     TimeScoreMatching,
 )
-from ood_osdre.paths import DDBINoise, GaussianPath, Moments
+from ood_osdre.paths import GaussianPath, Moments
 from ood_osdre.ratio import OneStepRatio
+from ood_osdre.records import RunRecord
 from ood_osdre.schedules import TrigonometricSchedule
 
 RESULTS = Path(__file__).parent / "results" / "gradient_snr"
@@ -251,12 +256,12 @@ def measure(bench: Bench, model: str) -> list[dict[str, Any]]:
 
 
 def write(rows: list[dict[str, Any]], config: dict[str, Any], out: Path) -> str:
-    r"""Writes the rows as CSV and Markdown, and returns the Markdown."""
-    out.mkdir(parents=True, exist_ok=True)
-    with (out / "gradient_snr.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=[*rows[0], *config])
-        writer.writeheader()
-        writer.writerows({**row, **config} for row in rows)
+    r"""Writes the rows as CSV and Markdown, with their record, and returns the Markdown."""
+    file = io.StringIO()
+    writer = csv.DictWriter(file, fieldnames=[*rows[0], *config])
+    writer.writeheader()
+    writer.writerows({**row, **config} for row in rows)
+    write_text_atomic(out / "gradient_snr.csv", file.getvalue())
 
     lines = [
         "# Gradient signal-to-noise ratio of the objectives at d = 3072",
@@ -275,13 +280,19 @@ def write(rows: list[dict[str, Any]], config: dict[str, Any], out: Path) -> str:
             "| {samples_for_snr_1:.1e} | {direct_snr:.1e} ± {direct_snr_error:.0e} |".format(**row)
         )
     text = "\n".join(lines) + "\n"
-    (out / "gradient_snr.md").write_text(text)
+    write_text_atomic(out / "gradient_snr.md", text)
+    RunRecord(
+        config=config,
+        seed=config["seed"],
+        device=device_name(torch.device("cpu")),
+        results={f"{row['model']}, {row['loss']}": row for row in rows},
+    ).write(out / "run.json")
     return text
 
 
 def main() -> None:
     r"""Runs both models and keeps the table."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0].removeprefix("r"))
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--samples", type=int, default=4096, help="samples a measurement")
     parser.add_argument("--batch", type=int, default=256, help="samples a batch")
     parser.add_argument("--seed", type=int, default=0)

@@ -22,9 +22,10 @@ from tqdm import tqdm
 
 from ood_osdre.bases import RBFBasis
 from ood_osdre.experiment import device_name
+from ood_osdre.files import write_text_atomic
 from ood_osdre.networks import CoefficientNetwork, ResNetBackbone
 from ood_osdre.ratio import OneStepRatio
-from ood_osdre.records import RunRecord, write_text_atomic
+from ood_osdre.records import RunRecord
 
 RESULTS = Path(__file__).parent / "results" / "latency"
 
@@ -113,9 +114,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     table = "\n".join(lines) + "\n"
     print(table)
     settings = {k: v for k, v in vars(args).items() if k != "out"}
-    record = RunRecord(config=settings, device=device_name(torch.device(args.device)))
-    record.validation = {k: list(v) for k, v in results.items()}
-    record.write(args.out / "run.json")
+    RunRecord(
+        config=settings, device=device_name(torch.device(args.device)), results=results
+    ).write(args.out / "run.json")
     write_text_atomic(args.out / "latency.md", table)
     return 0
 

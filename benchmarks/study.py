@@ -110,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--seeds", type=int, default=3)
     add("--first-seed", type=int, default=0)
     add("--jobs", type=int, default=2)
-    add("--steps", type=int, default=1500)
+    add("--steps", type=int, default=1500, help="the finalists took the configuration's 6500")
     add("--only", nargs="*", choices=list(METHODS), default=list(METHODS), metavar="NAME")
     add("--out", type=Path, default=RESULTS)
     args = parser.parse_args(argv)

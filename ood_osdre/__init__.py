@@ -48,8 +48,9 @@ if TYPE_CHECKING:
     from .experiment import Scorer, load_scorer
     from .metrics import OODMetrics, ood_metrics
     from .networks import MLP, CoefficientNetwork, Coefficients, ResNetBackbone
+    from .noises import BridgeNoise, DDBINoise, DequantisationNoise
     from .objectives import Draw, Objective, Term
-    from .paths import BridgeNoise, DDBINoise, DequantisationNoise, GaussianPath
+    from .paths import GaussianPath
     from .ratio import FoldedRatio, OneStepRatio
     from .schedules import (
         FollmerSchedule,
@@ -70,8 +71,9 @@ _HOMES = {
     "experiment": ("Scorer", "load_scorer"),
     "metrics": ("OODMetrics", "ood_metrics"),
     "networks": ("MLP", "CoefficientNetwork", "Coefficients", "ResNetBackbone"),
+    "noises": ("BridgeNoise", "DDBINoise", "DequantisationNoise"),
     "objectives": ("Draw", "Objective", "Term"),
-    "paths": ("BridgeNoise", "DDBINoise", "DequantisationNoise", "GaussianPath"),
+    "paths": ("GaussianPath",),
     "ratio": ("FoldedRatio", "OneStepRatio"),
     "schedules": (
         "FollmerSchedule",

@@ -6,10 +6,12 @@ from collections.abc import Callable
 
 from torch import nn
 
-from ood_osdre.bases import RBFBasis
-from ood_osdre.config import Config
-from ood_osdre.networks import MLP, CoefficientNetwork, ResNetBackbone
-from ood_osdre.objectives import (
+from .bases import RBFBasis
+from .config import Config
+from .errors import UserError
+from .networks import MLP, CoefficientNetwork, ResNetBackbone
+from .noises import BridgeNoise, DDBINoise, DequantisationNoise, NoiseModel
+from .objectives import (
     BridgeWeight,
     ClassLoss,
     ConditionalScoreMatching,
@@ -18,10 +20,10 @@ from ood_osdre.objectives import (
     InverseVarianceTimes,
     InverseVarianceWeight,
     LogitNormalTimes,
+    NoiseVarianceWeight,
     Objective,
     PathDifference,
     PathVariance,
-    PathVarianceWeight,
     Shrinkage,
     Term,
     Times,
@@ -29,16 +31,9 @@ from ood_osdre.objectives import (
     UniformTimes,
     Weight,
 )
-from ood_osdre.paths import (
-    BridgeNoise,
-    DDBINoise,
-    DequantisationNoise,
-    GaussianPath,
-    Moments,
-    NoiseModel,
-)
-from ood_osdre.ratio import OneStepRatio
-from ood_osdre.schedules import (
+from .paths import GaussianPath, Moments
+from .ratio import OneStepRatio
+from .schedules import (
     FollmerSchedule,
     KumaraswamySchedule,
     LinearSchedule,
@@ -46,7 +41,7 @@ from ood_osdre.schedules import (
     TrigonometricSchedule,
     VariancePreservingSchedule,
 )
-from ood_osdre.sections import ObjectiveConfig
+from .sections import PathConfig
 
 SCHEDULES: dict[str, Callable[[], Schedule]] = {
     "linear": LinearSchedule,
@@ -56,6 +51,19 @@ SCHEDULES: dict[str, Callable[[], Schedule]] = {
     "kumaraswamy_affine": lambda: KumaraswamySchedule(kind="affine"),
     "kumaraswamy_spherical": lambda: KumaraswamySchedule(kind="spherical"),
 }
+#: The noise models by name, of a path's options and whether its variance is learnt.
+NOISES: dict[str, Callable[[PathConfig, bool], NoiseModel]] = {
+    "dequantisation": lambda o, learnable: DequantisationNoise(o.eps),
+    "bridge": lambda o, learnable: BridgeNoise(o.gamma2, o.eps, learnable),
+    "ddbi": lambda o, learnable: DDBINoise(o.gamma2, o.eps, learnable),
+}
+#: The weights of score-matching terms by name, of the path and the moments of its ends.
+WEIGHTS: dict[str, Callable[[GaussianPath, Moments], Weight]] = {
+    "constant": lambda path, moments: Constant(),
+    "bridge": lambda path, moments: BridgeWeight(),
+    "inverse_variance": InverseVarianceWeight,
+    "noise_variance": lambda path, moments: NoiseVarianceWeight(path),
+}
 
 
 def build_ratio(config: Config, classes: int, features: int | None = None) -> OneStepRatio:
@@ -64,7 +72,10 @@ def build_ratio(config: Config, classes: int, features: int | None = None) -> On
     Arguments:
         config: The configuration.
         classes: The number of ID classes :math:`C`, 0 without labels.
-        features: The dimension of the inputs, for an MLP.
+        features: The dimension of the inputs, for an MLP; None for images.
+
+    Raises:
+        UserError: If the network is one for other inputs.
     """
     network, basis = config.network, config.basis
     backbone: nn.Module
@@ -73,12 +84,13 @@ def build_ratio(config: Config, classes: int, features: int | None = None) -> On
         width = backbone.features
     else:
         if features is None:
-            raise ValueError("An MLP needs the dimension of its inputs, 'features'.")
+            raise UserError(
+                "network.kind: got mlp, which takes vectors; expected resnet for images."
+            )
         width = round(256 * network.width)
         backbone = MLP(features, width, depth=len(network.depths))
-    per_block = (
-        config.objective.conditional > 0 and config.objective.conditional_form == "per_block"
-    )
+    objective = config.objective
+    per_block = objective.conditional > 0 and objective.conditional_form.endswith("per_block")
     return OneStepRatio(
         CoefficientNetwork(
             backbone,
@@ -96,18 +108,18 @@ def build_path(config: Config) -> GaussianPath:
     path = config.path
     # A learnable path pays mostly through the bridge's variance: about fourfold on images.
     learnable = config.objective.path_variance > 0
-    noise: NoiseModel
-    if path.noise == "dequantisation":
-        noise = DequantisationNoise(path.eps)
-    elif path.noise == "bridge":
-        noise = BridgeNoise(path.gamma2, path.eps, learnable)
-    else:
-        noise = DDBINoise(path.gamma2, path.eps, learnable)
+    noise = NOISES[path.noise](path, learnable)
     return GaussianPath(SCHEDULES[path.schedule](), noise, path.t_min)
 
 
 def build_times(config: Config, path: GaussianPath, moments: Moments) -> Times:
-    r"""Builds the distribution of training times, on the path's interval."""
+    r"""Builds the distribution of training times, on the path's interval.
+
+    Arguments:
+        config: The configuration.
+        path: The path.
+        moments: The second moments of both ends.
+    """
     if config.times.kind == "uniform":
         return UniformTimes(*path.t_range)
     if config.times.kind == "logit_normal":
@@ -119,9 +131,16 @@ def build_times(config: Config, path: GaussianPath, moments: Moments) -> Times:
 def build_objective(
     config: Config, path: GaussianPath, times: Times, moments: Moments
 ) -> Objective:
-    r"""Builds the weighted sum of the terms that the configuration switches on."""
+    r"""Builds the weighted sum of the terms that the configuration switches on.
+
+    Arguments:
+        config: The configuration.
+        path: The path.
+        times: The distribution of training times.
+        moments: The second moments of both ends.
+    """
     o = config.objective
-    weight = _weight(o, path, moments)
+    weight = WEIGHTS[o.weight](path, moments)
     terms: dict[str, tuple[float, Callable[[], Term]]] = {
         "endpoint": (
             o.endpoint,
@@ -138,15 +157,3 @@ def build_objective(
         "path_variance": (o.path_variance, lambda: PathVariance(path, moments)),
     }
     return Objective({name: (w, make()) for name, (w, make) in terms.items() if w > 0})
-
-
-def _weight(options: ObjectiveConfig, path: GaussianPath, moments: Moments) -> Weight:
-    match options.weight:
-        case "constant":
-            return Constant()
-        case "bridge":
-            return BridgeWeight()
-        case "inverse_variance":
-            return InverseVarianceWeight(path, moments)
-        case _:
-            return PathVarianceWeight(path)

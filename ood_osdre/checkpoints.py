@@ -18,8 +18,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from ood_osdre.errors import UserError
-from ood_osdre.records import atomic_path, write_json_atomic
+from .errors import UserError
+from .files import atomic_path, write_json_atomic
 
 MODEL, STATE = "model", "state"
 VERSION = 1
@@ -58,6 +58,10 @@ def write_checkpoint(
 def read_checkpoint(folder: Path, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     r"""Reads a checkpoint.
 
+    Arguments:
+        folder: The folder.
+        name: The name of the checkpoint.
+
     Returns:
         The tensors by name, on the CPU, and the metadata.
 
@@ -70,8 +74,10 @@ def read_checkpoint(folder: Path, name: str) -> tuple[dict[str, Tensor], dict[st
         tensors, digest = folder / metadata["tensors"], metadata["sha256"]
         if metadata["format"] != VERSION:
             raise UserError(f"{path}: format {metadata['format']}, expected {VERSION}.")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{folder}: no checkpoint here, expected a file {name}.json.") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}.") from None
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
         raise UserError(f"{path}: not a checkpoint of ood_osdre ({error!r}).") from None
     try:
@@ -87,7 +93,13 @@ def read_checkpoint(folder: Path, name: str) -> tuple[dict[str, Tensor], dict[st
 
 
 def restore(module: nn.Module, tensors: Mapping[str, Tensor], source: Path) -> None:
-    r"""Loads tensors into a module, refusing those of another architecture in one line."""
+    r"""Loads tensors into a module, refusing those of another architecture in one line.
+
+    Arguments:
+        module: The module.
+        tensors: The tensors of its state, by name.
+        source: The file to name in messages.
+    """
     own = module.state_dict()
     wrong = [
         f"{key} {_shape(tensors.get(key))}, expected {_shape(own.get(key))}"

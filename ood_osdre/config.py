@@ -19,18 +19,18 @@ __all__ = [
     "TimesConfig",
     "TrainingConfig",
     "load_config",
-    "suggest",
+    "override_config",
 ]
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from .errors import UserError
-from .options import Section, check, nearest, option_types, parse_yaml, suggest
+from .options import Section, Value, check, option_types, parse_yaml, read_yaml
 from .resources import find
 from .sections import (
     BasisConfig,
@@ -42,6 +42,7 @@ from .sections import (
     TimesConfig,
     TrainingConfig,
 )
+from .spelling import nearest
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,11 @@ class Config(Section):
         return hashlib.sha256(text.encode()).hexdigest()
 
 
+# Facts of the networks and schedules, kept here because reading those modules costs seconds; the
+# tests hold them against each other.
+WIDTH_STEP, STAGES = 1 / 8, 4
+OPEN_SCHEDULES = ("vp", "follmer")
+
 SECTIONS: dict[str, type] = {
     name: hint
     for name, hint in option_types(Config).items()
@@ -146,15 +152,24 @@ def load_config(
     return _build(values, str(path))
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}).") from None
-    except UnicodeDecodeError:
-        raise UserError(f"{path}: not a text file in UTF-8.") from None
+def override_config(
+    mapping: Mapping[str, Any], overrides: Sequence[str], source: str = "config"
+) -> Config:
+    r"""Returns the configuration of a nested mapping, with overrides as in :func:`load_config`.
 
-    mapping = parse_yaml(text, str(path))
+    Arguments:
+        mapping: Sections of options, and top-level options.
+        overrides: `"section.key=value"` texts with YAML values.
+        source: The file or origin to name in messages.
+    """
+    values = _flatten(mapping, source)
+    for override in overrides:
+        values |= _override(override)
+    return _build(values, source)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    mapping = read_yaml(path)
     if mapping is None:
         return {}
     if not isinstance(mapping, dict):
@@ -222,7 +237,7 @@ def _is_text(key: str) -> bool:
     return option_types(SECTIONS[section] if section else Config)[name] in (str, str | None)
 
 
-def _checked(key: str, value: object, source: str) -> Any:  # noqa: ANN401
+def _checked(key: str, value: object, source: str) -> Value:
     section, _, name = key.rpartition(".")
     if key in SECTIONS:
         names = ", ".join(option_types(SECTIONS[key]))
@@ -261,30 +276,47 @@ def _build(values: Mapping[str, Any], source: str) -> Config:
         raise UserError(str(error).replace("Config", source, 1)) from None
 
 
-def _conflicts(config: Config) -> list[str]:
-    r"""Returns what cannot be meant together, as ends of messages."""
+def _conflicts(config: Config) -> Iterator[str]:
+    r"""Yields what cannot be meant together, as ends of messages."""
     basis, network, objective = config.basis, config.network, config.objective
     terms = ("endpoint", "conditional", "time_score", "path_difference")
-    found = []
     if basis.sigma <= basis.floor:
-        found.append(
-            f"basis.sigma: got {basis.sigma:g}, expected more than basis.floor ({basis.floor:g})."
-        )
+        yield f"basis.sigma: got {basis.sigma:g}, expected more than basis.floor ({basis.floor:g})."
     if not any(getattr(objective, term) for term in terms):
-        found.append(
-            f"objective: no term trains the ratio, set one of {', '.join(terms)} above 0."
-        )
+        yield f"objective: no term trains the ratio, set one of {', '.join(terms)} above 0."
     if objective.class_weight and not network.classes_head:
-        found.append("objective.class_weight: is on, but network.classes_head is false.")
-    per_block = objective.conditional and objective.conditional_form == "per_block"
-    if per_block and network.kind != "resnet":
-        found.append(
-            "objective.conditional_form: per_block needs the feature map of network.kind resnet, "
-            f"got {network.kind}."
+        yield "objective.class_weight: is on, but network.classes_head is false."
+    yield from _network_conflicts(config)
+    yield from _path_conflicts(config)
+    broaden, mixture = config.data.broaden, config.data.mixture
+    if broaden + mixture > 1:
+        yield (
+            f"data.mixture: got {mixture:g}, expected at most {1 - broaden:g}, what "
+            f"data.broaden ({broaden:g}) leaves."
         )
-    if objective.path_variance and not config.path.schedule.startswith("kumaraswamy"):
-        found.append(
-            "objective.path_variance: is on, but path.schedule "
-            f"{config.path.schedule} has no parameters."
+
+
+def _network_conflicts(config: Config) -> Iterator[str]:
+    network, objective = config.network, config.objective
+    if network.kind == "resnet":
+        if network.width % WIDTH_STEP:
+            yield f"network.width: got {network.width:g}, expected a multiple of {WIDTH_STEP:g}."
+        if len(network.depths) != STAGES:
+            yield f"network.depths: got {len(network.depths)} entries, expected {STAGES}."
+    elif objective.conditional and objective.conditional_form.endswith("per_block"):
+        yield (
+            f"objective.conditional_form: {objective.conditional_form} needs the feature map of "
+            f"network.kind resnet, got {network.kind}."
         )
-    return found
+
+
+def _path_conflicts(config: Config) -> Iterator[str]:
+    path, learnable = config.path, config.objective.path_variance > 0
+    if learnable and not path.schedule.startswith("kumaraswamy"):
+        yield (
+            f"objective.path_variance: is on, but path.schedule {path.schedule} has no parameters."
+        )
+    if learnable and path.noise != "dequantisation" and path.gamma2 == 0:
+        yield "path.gamma2: got 0, expected more where objective.path_variance is on."
+    if path.schedule in OPEN_SCHEDULES and path.t_min == 0:
+        yield f"path.t_min: got 0, expected more, or null, with path.schedule {path.schedule}."

@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from torch import nn
 from tqdm import tqdm
 
-from ood_osdre.data import BenchmarkData, ImageSet
-from ood_osdre.data.batches import Preprocess
-from ood_osdre.data.development import development_sets
-from ood_osdre.metrics import ood_metrics
-from ood_osdre.ratio import FoldedRatio, OneStepRatio
-from ood_osdre.scores import Scores
+from .data import BenchmarkData, ImageSet
+from .data.development import development_sets
+from .data.preprocess import Preprocess
+from .metrics import ood_metrics
+from .ratio import FoldedRatio, OneStepRatio
+from .scores import Scores
 
 Images = NDArray[np.uint8]
 
@@ -74,7 +74,8 @@ class Validation:
         near: Held-out reference images.
         preprocess: The preprocessing.
         batch_size: The number of images scored at once.
-        limit: The number of images of each set, None for all.
+        limit: The number of images of each set; None for all, but of the near images no more
+            than twice as many as of the ID ones.
         ood_val: OOD validation images, which then join the near images.
     """
 
@@ -113,13 +114,22 @@ class Validation:
             numbers["val_accuracy"] = float(np.mean(predicted == self.id_val.labels))
         return numbers
 
-    def describe(self) -> str:
-        r"""Returns the selection rule, for the run record."""
-        near = "held-out reference images" + (" and OOD VALIDATION LISTS" * (len(self.near) > 1))
-        return (
-            f"largest validation AUROC: mean of ID validation against {near} and against the "
-            f"development far sets {', '.join(self.far)}; no test OOD set is read before the end"
-        )
+    def describe(self, select: str = "val_auroc") -> str:
+        r"""Returns the selection rule, for the run record.
+
+        Arguments:
+            select: The number whose largest value selects: `val_auroc`, `val_near` or `val_far`.
+        """
+        near = "held-out reference images"
+        if "ood_val" in self.near:
+            near += " and OOD VALIDATION LISTS"
+        far = f"the development far sets {', '.join(self.far)}"
+        rule = {
+            "val_auroc": f"mean of ID validation against {near} and against {far}",
+            "val_near": f"ID validation against {near}",
+            "val_far": f"mean of ID validation against {far}",
+        }[select]
+        return f"largest validation AUROC {select}: {rule}; no test OOD set is read before the end"
 
     def _score(
         self, ratio: OneStepRatio, images: Images
@@ -149,7 +159,18 @@ def evaluate_benchmark(
     batch_size: int = 512,
     progress: bool = True,
 ) -> Evaluation:
-    r"""Scores the ID test set and every near and far set that is present, in one pass."""
+    r"""Scores the ID test set and every near and far set that is present, in one pass.
+
+    Arguments:
+        scorer: The ratio, whole or folded.
+        data: The benchmark.
+        preprocess: The preprocessing, with the statistics of the ID data.
+        batch_size: The number of images scored at once.
+        progress: Whether to show a progress bar.
+
+    Returns:
+        The scores, the ID accuracy and the time it took.
+    """
     id_name = f"{data.manifest.id_name}_test"
     sets: list[tuple[str, str, ImageSet]] = [("id", id_name, data.id_test)]
     groups: Mapping[str, Mapping[str, ImageSet]] = {"near": data.near, "far": data.far}

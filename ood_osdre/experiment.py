@@ -4,8 +4,9 @@ A finished run folder holds `metrics.csv`, `metrics.md`, `scores.npz`, `score_de
 `run.json`, besides the selected model (`model.json` and its tensors) and `log.jsonl`.
 """
 
-__all__ = ["Scorer", "evaluate_run", "load_scorer", "train_run"]
+__all__ = ["Scorer", "evaluate_run", "finished_table", "load_scorer", "train_run"]
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,25 +16,27 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ood_osdre import checkpoints
-from ood_osdre.building import build_objective, build_path, build_ratio, build_times
-from ood_osdre.config import Config
-from ood_osdre.data import BenchmarkData, ImageSet
-from ood_osdre.data.batches import PairBatches, Preprocess
-from ood_osdre.errors import UserError
-from ood_osdre.evaluation import (
+from . import checkpoints
+from .building import build_objective, build_path, build_ratio, build_times
+from .config import Config
+from .data import BenchmarkData, ImageSet
+from .data.batches import PairBatches
+from .data.preprocess import Preprocess
+from .errors import UserError
+from .evaluation import (
     Validation,
     count_parameters,
     evaluate_benchmark,
     score_images,
 )
-from ood_osdre.paths import Moments
-from ood_osdre.plots import score_density
-from ood_osdre.ratio import OneStepRatio
-from ood_osdre.records import RunRecord, write_text_atomic
-from ood_osdre.scores import write_scores
-from ood_osdre.tables import MetricsTable
-from ood_osdre.training import Outcome, Trainer
+from .files import write_text_atomic
+from .paths import Moments
+from .plots import score_density
+from .ratio import OneStepRatio
+from .records import RunRecord
+from .scores import read_scores, write_scores
+from .tables import MetricsTable
+from .training import Outcome, Trainer
 
 # Images of each side from which second moments are computed; their error is far below a percent.
 MOMENT_IMAGES = 5000
@@ -94,22 +97,16 @@ def train_run(
     preprocess = Preprocess(manifest.mean, manifest.std, device)
     classes = int(data.id_train.labels.max()) + 1
     reference, near = data.split_reference()
-    metadata = {
-        "config": config.to_dict(),
-        "classes": classes,
-        "mean": list(manifest.mean),
-        "std": list(manifest.std),
-        "size": manifest.size,
-        "reference": data.reference_name,
-        "checksums": {
-            k: v for k, v in data.checksums.items() if not k.startswith(("near", "far"))
-        },
-    }
+    metadata = _metadata(config, data, classes)
 
     ratio = build_ratio(config, classes).to(device)
     path = build_path(config).to(device)
     moments = Moments.of(_inputs(reference, preprocess), _inputs(data.id_train, preprocess))
     times = build_times(config, path, moments)
+    if config.evaluation.use_ood_val and data.ood_val is None:
+        raise UserError(
+            f"evaluation.use_ood_val: benchmark {manifest.name} has no OOD validation set here."
+        )
     validation = Validation(
         data.id_val,
         near,
@@ -118,26 +115,39 @@ def train_run(
         config.data.val_limit,
         data.ood_val if config.evaluation.use_ood_val else None,
     )
+    batches = PairBatches(
+        data.id_train,
+        reference,
+        config.data,
+        preprocess,
+        times,
+        options.batch_size,
+        options.seed,
+    )
     trainer = Trainer(
         ratio,
         build_objective(config, path, times, moments),
-        PairBatches(
-            data.id_train, reference, config.data, preprocess, times, options.batch_size,
-            options.seed,
-        ),
+        batches,
         options,
-        path,
         validation,
         config.evaluation.select,
         folder,
         metadata,
-    )  # fmt: skip
+    )
     outcome = trainer.run(time_budget, progress, resume)
-    return Scorer(trainer.kept, preprocess, metadata), outcome, validation.describe()
+    selection = validation.describe(config.evaluation.select)
+    return Scorer(trainer.kept, preprocess, metadata), outcome, selection
 
 
 def load_scorer(folder: Path, device: torch.device | str = "cpu") -> Scorer:
     r"""Loads the selected model of a run folder.
+
+    Arguments:
+        folder: The run folder.
+        device: Where to score.
+
+    Returns:
+        The scorer.
 
     Raises:
         UserError: If the folder holds none, or it is damaged.
@@ -190,14 +200,12 @@ def evaluate_run(
     table = MetricsTable.of(
         scores.metrics(),
         title=title,
-        absent={
-            role: [s.name for s in data.manifest.role(role) if s.name in data.absent]
-            for role in ("near", "far")
-        },
+        absent=data.absent_by_role(),
         accuracy=done.accuracy,
         seconds=done.seconds,
         parameters=count_parameters(scorer.ratio),
         counts=scores.counts(),
+        reference=data.reference_name or scorer.metadata.get("reference"),
     )
     write_scores(folder / "scores.npz", scores)
     (id_scores,) = (s.score for s in scores.of("id").values())
@@ -215,14 +223,49 @@ def evaluate_run(
         seed=config.training.seed,
         benchmark=data.manifest.name,
         device=device_name(device),
-        data={"checksums": data.checksums, "counts": scores.counts()},
+        data={
+            "reference": table.reference,
+            "checksums": data.checksums,
+            "counts": scores.counts(),
+        },
         absent=data.absent,
         selection=selection,
         validation={} if outcome is None else {"best": outcome.best, "history": outcome.history},
         train_seconds=None if outcome is None else outcome.seconds,
         score_seconds=done.seconds,
+        results={"accuracy": done.accuracy, "parameters": table.parameters},
     ).write(folder / "run.json")
     return table
+
+
+def finished_table(folder: Path, config: Config, data: BenchmarkData) -> MetricsTable:
+    r"""Makes the table of a finished run from its scores; no image is scored again.
+
+    Arguments:
+        folder: The run folder.
+        config: The configuration that the run should have had.
+        data: The benchmark.
+
+    Raises:
+        UserError: If the run was another one.
+    """
+    record = json.loads((folder / "run.json").read_text())
+    if (record["config"], record["benchmark"]) != (config.to_dict(), data.manifest.name):
+        raise UserError(
+            f"{folder / 'run.json'}: a finished run with another configuration; choose another "
+            "--out."
+        )
+    scores = read_scores(folder / "scores.npz")
+    return MetricsTable.of(
+        scores.metrics(),
+        title=data.manifest.title,
+        absent=data.absent_by_role(),
+        accuracy=record["results"]["accuracy"],
+        seconds=record["score_seconds"],
+        parameters=record["results"]["parameters"],
+        counts=scores.counts(),
+        reference=record["data"]["reference"],
+    )
 
 
 def device_name(device: torch.device) -> str:
@@ -235,3 +278,18 @@ def device_name(device: torch.device) -> str:
 def _inputs(images: ImageSet, preprocess: Preprocess) -> torch.Tensor:
     step = max(1, len(images) // MOMENT_IMAGES)
     return preprocess(torch.as_tensor(images.images[::step].copy()))
+
+
+def _metadata(config: Config, data: BenchmarkData, classes: int) -> dict[str, Any]:
+    r"""Returns what is stored with the model: how to build it, and on what it was trained."""
+    manifest = data.manifest
+    test_sets = ("near", "far")
+    return {
+        "config": config.to_dict(),
+        "classes": classes,
+        "mean": list(manifest.mean),
+        "std": list(manifest.std),
+        "size": manifest.size,
+        "reference": data.reference_name,
+        "checksums": {k: v for k, v in data.checksums.items() if not k.startswith(test_sets)},
+    }

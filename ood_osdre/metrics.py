@@ -33,7 +33,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ood_osdre.errors import UserError
+from .errors import UserError
 
 
 class OODMetrics(NamedTuple):

@@ -15,8 +15,9 @@ inference uses the sum.
 __all__ = ["MLP", "CoefficientNetwork", "Coefficients", "ResNetBackbone"]
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, cast
 
+import torch
 from timm.models.resnet import BasicBlock, ResNet
 from torch import Tensor, nn
 
@@ -50,8 +51,8 @@ class CoefficientNetwork(nn.Module):
         features: The number of features :math:`F`.
         size: The number of coefficients :math:`K`.
         classes: The number of classes :math:`C`; 0 for no class head.
-        cells: Whether it does so, at the cost of reading the head at every cell. Only block-wise
-            objectives need it.
+        cells: Whether the output holds the coefficients of each cell, at the cost of applying
+            the head to every one. Only block-wise objectives need them.
 
     Example:
         >>> import torch
@@ -81,7 +82,8 @@ class CoefficientNetwork(nn.Module):
         if not self.cells:
             return self._heads(self.backbone(x), cells=None)
 
-        feature_map: Callable[[Tensor], Tensor] = self.backbone.feature_map  # type: ignore[assignment]
+        # To a type checker, an attribute of a module is a tensor or a module.
+        feature_map = cast(Callable[[Tensor], Tensor], self.backbone.feature_map)
         maps = feature_map(x).flatten(2).transpose(1, 2)
         cells = self.head(maps) / maps.shape[1]
         return self._heads(maps.mean(dim=1), cells)
@@ -187,5 +189,10 @@ class MLP(nn.Module):
 class _GroupNorm(nn.GroupNorm):
     r"""A group norm with groups of 8 channels, built as timm builds its norms."""
 
-    def __init__(self, channels: int, **kwargs: Any) -> None:  # noqa: ANN401
-        super().__init__(channels // 8, channels, **kwargs)
+    def __init__(
+        self,
+        channels: int,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(channels // 8, channels, device=device, dtype=dtype)

@@ -11,20 +11,34 @@ to have its own type. Messages are one line that names the source and the key.
 Nothing here imports torch, so that a mistyped key is reported at once.
 """
 
-__all__ = ["Range", "Section", "check", "nearest", "option_types", "parse_yaml", "suggest"]
+__all__ = ["Range", "Section", "check", "option_types", "parse_yaml", "read_yaml"]
 
-import difflib
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cache
+from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    TypeAlias,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import yaml
 
 from .errors import UserError
+from .spelling import nearest
+
+# What YAML may hold, and what annotations are to Python.
+Value: TypeAlias = Any
+Hint: TypeAlias = Any
 
 
 @dataclass(frozen=True)
@@ -73,7 +87,7 @@ def option_types(section: type) -> dict[str, Any]:
     return {f.name: hints[f.name] for f in fields(section)}
 
 
-def check(section: type, name: str, value: object, label: str) -> Any:  # noqa: ANN401
+def check(section: type, name: str, value: object, label: str) -> Value:
     r"""Returns the value of option `name`, normalised, or raises a one-line :class:`UserError`.
 
     Arguments:
@@ -93,40 +107,25 @@ def check(section: type, name: str, value: object, label: str) -> Any:  # noqa: 
         raise UserError(message) from None
 
 
-def nearest(word: str, choices: Iterable[str]) -> str | None:
-    r"""Returns the choice closest in spelling to `word`, None if none is close.
+def read_yaml(path: Path) -> Value:
+    r"""Returns what a YAML file says, see :func:`parse_yaml`.
 
-    A choice with dots may also be met by its last part alone: `steps` for `training.steps`.
+    Arguments:
+        path: The file.
+
+    Raises:
+        UserError: If it cannot be read, or is no YAML.
     """
-    choices = list(choices)
-    whole = [c.lower() for c in choices]
-    tails = [c.rpartition(".")[2] for c in whole]
-    word = word.lower()
-    if word in tails:
-        return choices[tails.index(word)]
-    if word and sum(c.startswith(word) for c in whole) == 1:
-        return next(c for c in choices if c.lower().startswith(word))
-    for names in (whole, tails):
-        for match in difflib.get_close_matches(word, names, n=1, cutoff=0.7):
-            return choices[names.index(match)]
-    return None
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}).") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: not a text file in UTF-8.") from None
+    return parse_yaml(text, str(path))
 
 
-def suggest(word: str, choices: Iterable[str]) -> str:
-    r"""Returns advice for a word that is not among the choices, as the end of a message.
-
-    Example:
-        >>> suggest("cifar_10", ["cifar10", "cifar100", "digits"])
-        "did you mean 'cifar10'?"
-        >>> suggest("imagenet", ["cifar10", "digits"])
-        'expected one of cifar10, digits.'
-    """
-    choices = list(choices)
-    near = nearest(word, choices)
-    return f"did you mean {near!r}?" if near else f"expected one of {', '.join(choices)}."
-
-
-def parse_yaml(text: str, source: str) -> Any:  # noqa: ANN401
+def parse_yaml(text: str, source: str) -> Value:
     r"""Returns what a YAML text says, with `1e-3` a number and repeated keys refused.
 
     Arguments:
@@ -135,6 +134,8 @@ def parse_yaml(text: str, source: str) -> Any:  # noqa: ANN401
     """
     try:
         return yaml.load(text, Loader=_Loader)
+    except (ValueError, TypeError) as error:  # impossible dates, lists as keys
+        raise UserError(f"{source}: not valid YAML: {error}.") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{source}:{mark.line + 1}" if mark else source
@@ -152,6 +153,8 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
             if key.value in seen:
                 raise yaml.constructor.ConstructorError(
                     problem=f"key {key.value!r} is given twice", problem_mark=key.start_mark
@@ -168,7 +171,7 @@ _Loader.add_implicit_resolver(
 )
 
 
-def _convert(value: object, hint: Any) -> Any:  # noqa: ANN401
+def _convert(value: object, hint: Hint) -> Value:
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return _bounded(_convert(value, args[0]), args[1])
@@ -190,23 +193,23 @@ def _convert(value: object, hint: Any) -> Any:  # noqa: ANN401
     raise _MismatchError
 
 
-def _bounded(value: Any, bounds: Range) -> Any:  # noqa: ANN401
+def _bounded(value: Value, bounds: Range) -> Value:
     if value not in bounds:
         raise _MismatchError
     return value
 
 
-def _strip(hint: Any) -> Any:  # noqa: ANN401
+def _strip(hint: Hint) -> Hint:
     return next(a for a in get_args(hint) if a is not type(None))
 
 
-def _alternatives(hint: Any) -> Sequence[object]:  # noqa: ANN401
+def _alternatives(hint: Hint) -> Sequence[object]:
     if get_origin(hint) in (Union, UnionType):
         return _alternatives(_strip(hint))
     return get_args(hint) if get_origin(hint) is Literal else ()
 
 
-def _describe(hint: Any) -> str:  # noqa: ANN401
+def _describe(hint: Hint) -> str:
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return f"{_describe(args[0])} {args[1]}"

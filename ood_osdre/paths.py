@@ -34,15 +34,7 @@ sensible values that are not zero, so that weight decay on them is a pull in a d
 means nothing.
 """
 
-__all__ = [
-    "BridgeNoise",
-    "DDBINoise",
-    "DequantisationNoise",
-    "GaussianPath",
-    "Moments",
-    "NoiseModel",
-    "Rates",
-]
+__all__ = ["GaussianPath", "Moments", "Rates"]
 
 import math
 from typing import NamedTuple
@@ -50,7 +42,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .noises import BridgeNoise, DDBINoise, DequantisationNoise, NoiseModel
+from .noises import NoiseModel
 from .schedules import Schedule, ScheduleRates
 
 
@@ -114,6 +106,7 @@ class GaussianPath(nn.Module):
             :math:`10^{-3}` for the others, where it must be positive.
 
     Example:
+        >>> from ood_osdre.noises import DDBINoise
         >>> from ood_osdre.schedules import TrigonometricSchedule
         >>> path = GaussianPath(TrigonometricSchedule(), DDBINoise(gamma2=0.01, eps=0.005))
         >>> x_0, x_1, z = torch.randn(3, 8, 2)
@@ -306,20 +299,6 @@ class GaussianPath(nn.Module):
             + r.d_beta**2 * moments.square_1
         )
         return moments.dim / 2 * (r.d_v / r.v) ** 2 + drift / r.v
-
-    def variance_objective(self, moments: Moments, t: Tensor) -> Tensor:
-        r"""Returns the per-sample loss of a learnable path, its own variance :math:`V(t)`.
-
-        Its mean over uniform times is minimal for the minimum-variance path.
-
-        Arguments:
-            moments: The moments of the two data sets.
-            t: The time :math:`t`, with shape :math:`(N)`.
-
-        Returns:
-            The loss, with shape :math:`(N)`.
-        """
-        return self.moment_variance(t, moments)
 
     def _fixed_rates(self, x_0: Tensor, x_1: Tensor, t: Tensor, noise: Tensor) -> Rates:
         r"""Returns the rates at `t`, detached and shaped to broadcast with `x_0`."""

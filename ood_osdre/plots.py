@@ -1,7 +1,7 @@
 r"""The density figure: where the scores of ID and OOD images lie.
 
 Two panels, near and far, show the same ID density against each OOD set, over one range of
-log-ratios. Densities are Gaussian kernel estimates with Scott's bandwidth, made robust,, and a
+log-ratios. Densities are Gaussian kernel estimates with Scott's bandwidth, made robust, and a
 histogram where there is nothing to smooth: few images, or scores that are mostly equal.
 
 Outside both supports a log-ratio is unbounded, and a far set thousands of nats away would squeeze
@@ -28,8 +28,8 @@ from matplotlib.figure import Figure
 from numpy.typing import ArrayLike, NDArray
 from scipy.stats import gaussian_kde
 
-from ood_osdre.metrics import check_scores, ood_metrics
-from ood_osdre.records import atomic_path
+from .files import atomic_path
+from .metrics import check_scores, ood_metrics
 
 POINTS = 512
 BINS = 128

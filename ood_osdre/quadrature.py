@@ -18,7 +18,6 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
-from scipy.integrate import solve_ivp
 from torch import Tensor
 
 Score: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -110,6 +109,9 @@ def ode(
     Returns:
         The log-ratio, with shape :math:`(B)`, and the number of evaluations.
     """
+    # Imported here: training needs the rules, and no solver.
+    from scipy.integrate import solve_ivp
+
     _check_interval(t_min, t_max)
 
     def slope(t: float, _: np.ndarray) -> np.ndarray:

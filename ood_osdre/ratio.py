@@ -51,9 +51,8 @@ class OneStepRatio(nn.Module):
     def __init__(self, network: nn.Module, basis: TemporalBasis) -> None:
         super().__init__()
 
-        head = getattr(network, "head", None)
-        if isinstance(network, CoefficientNetwork) and isinstance(head, nn.Linear):
-            _check_size(head.out_features, basis)
+        if isinstance(network, CoefficientNetwork) and isinstance(network.head, nn.Linear):
+            _check_size(network.head.out_features, basis)
 
         self.network = network
         self.basis = basis
@@ -233,19 +232,18 @@ class FoldedRatio(nn.Module):
 
 def _affine_parts(network: nn.Module) -> tuple[CoefficientNetwork, nn.Linear]:
     r"""Returns a network and its coefficient head, if the head is known to be affine."""
-    if not isinstance(network, CoefficientNetwork) or (
-        # A subclass may do something else to the head's output.
-        type(network).forward is not CoefficientNetwork.forward
-    ):
+    # Exact types: a subclass, like a hook, may do something else to the head's output.
+    if not isinstance(network, CoefficientNetwork) or type(network) is not CoefficientNetwork:
         raise TypeError(
-            "Only a CoefficientNetwork with its own forward can be folded, "
-            f"got {type(network).__name__}."
+            f"Only a plain CoefficientNetwork can be folded, got {type(network).__name__}."
         )
     head: nn.Module = network.head
-    if not isinstance(head, nn.Linear) or type(head).forward is not nn.Linear.forward:
+    if not isinstance(head, nn.Linear) or type(head) is not nn.Linear:
         raise TypeError(
             f"Only an affine head (nn.Linear) can be folded, got {type(head).__name__}."
         )
+    if any(m._forward_hooks or m._forward_pre_hooks for m in (network, head)):
+        raise TypeError("Only a network without forward hooks can be folded, got hooks.")
     return network, head
 
 

@@ -1,112 +1,22 @@
-r"""Writing results so that they can be trusted later: atomically, and with their provenance.
+r"""The provenance of results: what has to be known to repeat a run or to doubt it."""
 
-Every file of a run folder goes through :func:`atomic_path`: it is written next to its final place
-under a temporary name, flushed to the disk and renamed. A reader, or a run that was killed, sees
-the old file or the new one, never half of one.
+__all__ = ["RunRecord", "command_line", "git_commit", "library_versions", "platform_summary"]
 
-A :class:`RunRecord` is what has to be known to repeat a run or to doubt it. JSON has no NaN and
-no infinity, so neither is ever written: :func:`write_json_atomic` refuses them by their key.
-"""
-
-__all__ = [
-    "RunRecord",
-    "atomic_path",
-    "command_line",
-    "git_commit",
-    "library_versions",
-    "platform_summary",
-    "write_json_atomic",
-    "write_text_atomic",
-]
-
-import dataclasses
-import json
-import math
 import os
 import platform
 import subprocess
 import sys
 import time
-import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from ood_osdre import __version__
-from ood_osdre.errors import UserError
+from . import __version__
+from .files import write_json_atomic
 
 LIBRARIES = ("torch", "torchvision", "timm", "numpy", "scipy", "scikit-learn", "pillow")
-
-
-@contextmanager
-def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
-    r"""Gives a temporary path that becomes `path` if the block succeeds and vanishes if not.
-
-    The temporary file lies in the folder of `path`, which is created if needed, and has its
-    suffix. Symbolic links are followed.
-
-    Arguments:
-        path: The file to create or replace.
-
-    Example:
-        >>> from tempfile import TemporaryDirectory
-        >>> with TemporaryDirectory() as folder:
-        ...     with atomic_path(f"{folder}/run/log.txt") as temporary:
-        ...         size = temporary.write_text("done")
-        ...     [path.name for path in Path(folder, "run").iterdir()]
-        ['log.txt']
-    """
-    target = Path(os.path.realpath(path))
-    temporary = target.with_name(f".{uuid.uuid4().hex}{target.suffix}")
-
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        # Unlike tempfile, respects the umask
-        temporary.touch(exist_ok=False)
-
-        try:
-            yield temporary
-            _flush(temporary)
-            os.replace(temporary, target)
-        finally:
-            temporary.unlink(missing_ok=True)
-
-        _flush(target.parent)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror or error}") from error
-
-
-def write_text_atomic(path: str | os.PathLike[str], text: str) -> None:
-    r"""Writes a text file, in UTF-8, atomically."""
-    with atomic_path(path) as temporary:
-        temporary.write_bytes(text.encode())
-
-
-def write_json_atomic(path: str | os.PathLike[str], obj: object) -> None:
-    r"""Writes a JSON file atomically.
-
-    Mappings, sequences, dataclasses, paths (as they were given) and NumPy scalars and arrays are
-    accepted.
-
-    Arguments:
-        path: The file to create or replace.
-        obj: What to write.
-
-    Raises:
-        UserError: If a number is NaN or infinite, or if a value has no JSON form; the message
-            holds its key. Nothing is written.
-    """
-    try:
-        plain = _plain(obj, "")
-    except ValueError as error:
-        raise UserError(f"{path}: {error}") from None
-
-    write_text_atomic(path, json.dumps(plain, indent=2, allow_nan=False) + "\n")
 
 
 @dataclass
@@ -123,6 +33,7 @@ class RunRecord:
         absent: The sets of the benchmark that were not found.
         selection: How the reported checkpoint was selected, and on which data.
         validation: A summary of the validation history.
+        results: What a benchmark measured, where it is no table of its own.
         train_seconds: The training time, in seconds; None if nothing was trained.
         score_seconds: The scoring time, in seconds.
         commit: The commit of the clone; None outside of one (see :func:`git_commit`).
@@ -140,6 +51,7 @@ class RunRecord:
     absent: Sequence[str] = ()
     selection: str | None = None
     validation: Mapping[str, Any] = field(default_factory=dict)
+    results: Mapping[str, Any] = field(default_factory=dict)
     train_seconds: float | None = None
     score_seconds: float | None = None
     commit: Mapping[str, Any] | None = field(default_factory=lambda: git_commit())
@@ -231,47 +143,3 @@ def platform_summary() -> dict[str, Any]:
         "processor": processor,
         "cores": os.cpu_count(),
     }
-
-
-def _flush(path: Path) -> None:
-    if path.is_dir() and os.name == "nt":
-        return
-
-    fd = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
-
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def _plain(obj: object, key: str) -> object:
-    r"""Converts to what JSON has, or names the key that it cannot hold."""
-    if obj is None or isinstance(obj, str | bool | int):
-        return obj
-    if isinstance(obj, float):
-        if not math.isfinite(obj):
-            raise ValueError(f"'{key}' is {obj}, expected a finite number")
-        return float(obj)
-    if isinstance(obj, os.PathLike):
-        return os.fspath(obj)
-    if isinstance(obj, np.generic | np.ndarray):
-        return _plain(obj.tolist(), key)
-    if dataclasses.is_dataclass(obj) and not isinstance(obj, type):
-        names = [f.name for f in dataclasses.fields(obj)]
-        return _plain({name: getattr(obj, name) for name in names}, key)
-    if isinstance(obj, tuple) and hasattr(obj, "_asdict"):
-        return _plain(obj._asdict(), key)
-    if isinstance(obj, Mapping):
-        return {_name(k, key): _plain(v, f"{key}.{k}" if key else str(k)) for k, v in obj.items()}
-    if isinstance(obj, Sequence) and not isinstance(obj, bytes | bytearray):
-        return [_plain(v, f"{key}[{i}]") for i, v in enumerate(obj)]
-
-    raise ValueError(f"'{key}' is a {type(obj).__name__}, which JSON cannot hold")
-
-
-def _name(name: object, key: str) -> str:
-    if isinstance(name, str | int) and not isinstance(name, bool):
-        return str(name)
-
-    raise ValueError(f"'{key}' has the key {name!r}, expected a string")

@@ -5,13 +5,12 @@ package; a wheel carries copies of both as package data. Commands name a file ei
 without `.yml` or by a path. The clone wins, so that an edited file is the one that is read.
 """
 
-__all__ = ["KINDS", "did_you_mean", "find", "names"]
+__all__ = ["KINDS", "find", "names"]
 
-import difflib
-from collections.abc import Iterable
 from pathlib import Path
 
 from .errors import UserError
+from .spelling import did_you_mean
 
 KINDS = ("configs", "data_manifests")
 SUFFIXES = (".yml", ".yaml")
@@ -59,9 +58,3 @@ def find(kind: str, name: str) -> Path:
         f"{kind}: no file and no known name {name!r}{did_you_mean(name, known)}; "
         f"known: {', '.join(known) or 'none'}"
     )
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    r"""Returns `" (did you mean 'x'?)"` with the nearest known word, or an empty string."""
-    near = difflib.get_close_matches(str(word), list(known), n=1, cutoff=0.5)
-    return f" (did you mean {near[0]!r}?)" if near else ""

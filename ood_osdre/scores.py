@@ -15,9 +15,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ood_osdre.errors import UserError
-from ood_osdre.metrics import OODMetrics, check_scores, ood_metrics
-from ood_osdre.records import atomic_path
+from .errors import UserError
+from .files import atomic_path
+from .metrics import OODMetrics, check_scores, ood_metrics
 
 OOD_ROLES = ("near", "far")
 ROLES = ("id", *OOD_ROLES)

@@ -34,8 +34,10 @@ class NetworkConfig(Section):
 
     Attributes:
         kind: A ResNet for images or an MLP for vectors.
-        width: A factor on the ResNet's channels 64, 128, 256, 512.
-        depths: The number of basic blocks in each of its four stages.
+        width: A factor on the ResNet's channels 64, 128, 256, 512, a multiple of 1/8; or on the
+            MLP's 256 features.
+        depths: The number of basic blocks in each of the ResNet's four stages; an MLP has one
+            layer an entry.
         stem_stride: The stride of its stem; 2 trades detail for a fourfold speed-up.
         norm: Batch or group normalisation.
         classes_head: Whether a class head is built where the ID data have labels.
@@ -130,13 +132,17 @@ class ObjectiveConfig(Section):
     endpoint_clean: bool = False
     class_weight: Weight = 0.0
     conditional: Weight = 0.0
-    conditional_form: Literal["scalar", "antithetic", "per_block", "per_dimension"] = "scalar"
+    conditional_form: Literal["scalar", "antithetic", "per_block", "antithetic_per_block"] = (
+        "scalar"
+    )
     time_score: Weight = 0.0
     path_difference: Weight = 0.0
     delta: Annotated[float, Range(0, 0.5, "()")] = 0.02
     shrinkage: Weight = 0.0
     path_variance: Weight = 0.0
-    weight: Literal["constant", "bridge", "inverse_variance", "path_variance"] = "inverse_variance"
+    weight: Literal["constant", "bridge", "inverse_variance", "noise_variance"] = (
+        "inverse_variance"
+    )
 
 
 @dataclass(frozen=True)
@@ -146,10 +152,11 @@ class DataConfig(Section):
     Attributes:
         flip: Whether images are mirrored at random.
         crop: The padding, in pixels, of random crops; 0 for none.
-        broaden: The share of the reference replaced by strong transforms of its own images.
-        mixture: The share of the reference batch replaced by ID images.
+        broaden: The share of the reference batch replaced by strong transforms of its images.
+        mixture: The share of the reference batch replaced by ID images; with `broaden` at most 1.
         train_limit: The number of training images used of each set; null for all.
-        val_limit: The number of validation images used of each set; null for all.
+        val_limit: The number of validation images used of each set; null for all, but of the
+            near images no more than twice as many as of the ID ones.
     """
 
     flip: bool = True
@@ -176,7 +183,7 @@ class TrainingConfig(Section):
         eval_every: The steps between validations.
         amp: The autocast type; `auto` takes bf16 where the device has it.
         compile: Whether the network is compiled.
-        channels_last: Whether images are laid out channels-last on CUDA.
+        channels_last: Whether images are laid out channels-last, which convolutions like.
         checkpoint_every: The steps between checkpoints.
         seed: The seed of weights, batches and noise.
     """

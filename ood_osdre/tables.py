@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ood_osdre.errors import UserError
-from ood_osdre.metrics import OODMetrics
-from ood_osdre.records import write_text_atomic
+from .errors import UserError
+from .files import write_text_atomic
+from .metrics import OODMetrics
 
 MEANS = {"near": "nearood", "far": "farood"}
 COLUMNS = {
@@ -54,6 +54,7 @@ class MetricsTable:
         parameters: The number of parameters of the scorer.
         counts: The number of images of each set.
         absent: For each role, the sets of the benchmark that were absent.
+        reference: The name of the reference :math:`p_0`.
     """
 
     title: str
@@ -64,6 +65,7 @@ class MetricsTable:
     parameters: int | None = None
     counts: Mapping[str, int] = field(default_factory=dict)
     absent: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    reference: str | None = None
 
     @classmethod
     def of(
@@ -75,6 +77,7 @@ class MetricsTable:
         seconds: float | None = None,
         parameters: int | None = None,
         counts: Mapping[str, int] | None = None,
+        reference: str | None = None,
     ) -> "MetricsTable":
         r"""Builds the table of one run.
 
@@ -86,6 +89,7 @@ class MetricsTable:
             seconds: The scoring time, in seconds.
             parameters: The number of parameters of the scorer.
             counts: The number of images of each set, by name.
+            reference: The name of the reference :math:`p_0`.
         """
         missing = {role: tuple(sets) for role, sets in (absent or {}).items() if sets}
         _check_sets(metrics, missing)
@@ -114,6 +118,7 @@ class MetricsTable:
             parameters=parameters,
             counts=dict(counts or {}),
             absent=missing,
+            reference=reference,
         )
 
     @property
@@ -134,7 +139,7 @@ class MetricsTable:
 
     def notes(self) -> list[str]:
         r"""Returns what has to be said beneath the table, one line each."""
-        notes = []
+        notes = [] if self.reference is None else [f"Reference: {self.reference}"]
 
         if self.accuracy:
             notes.append(f"ID accuracy: {_percent(self.accuracy)} %")
@@ -228,7 +233,7 @@ def aggregate(tables: Sequence[MetricsTable]) -> MetricsTable:
     first = tables[0]
 
     for table in tables[1:]:
-        for key in ("title", "roles", "parameters", "counts"):
+        for key in ("title", "roles", "parameters", "counts", "reference"):
             found, expected = getattr(table, key), getattr(first, key)
 
             if found != expected:
@@ -248,6 +253,7 @@ def aggregate(tables: Sequence[MetricsTable]) -> MetricsTable:
         parameters=first.parameters,
         counts=first.counts,
         absent=first.absent,
+        reference=first.reference,
     )
 
 

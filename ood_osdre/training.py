@@ -16,30 +16,32 @@ __all__ = ["Outcome", "Trainer"]
 
 import copy
 import json
-import logging
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from ood_osdre import checkpoints
-from ood_osdre.errors import UserError
-from ood_osdre.objectives import Draw, Objective
-from ood_osdre.paths import GaussianPath
-from ood_osdre.ratio import OneStepRatio
-from ood_osdre.records import write_text_atomic
-from ood_osdre.sections import TrainingConfig
+from . import checkpoints
+from .errors import UserError
+from .files import write_text_atomic
+from .objectives import Draw, Objective
+from .optimisation import adamw, autocast_dtype, average_into, learning_rate_factor
+from .ratio import OneStepRatio
+from .sections import TrainingConfig
+from .signals import caught_signals
 
-log = logging.getLogger(__name__)
+# Steps between two looks at the loss, which wait for the device, and between lines of the log.
+REPORT_EVERY, LOG_EVERY = 20, 100
+
+# The log of a run, one JSON object a line, in its folder.
+LOG = "log.jsonl"
 
 Validate = Callable[[OneStepRatio], Mapping[str, float]]
 
@@ -73,7 +75,6 @@ class Trainer:
         objective: The objective.
         batches: A function from the step to a batch.
         options: Steps, optimiser, averaging and precision.
-        path: The path, whose parameters are saved with the state.
         validate: A function from the averaged ratio to named numbers.
         select: The name of the number whose largest value selects the step that is kept; None
             keeps the last.
@@ -87,13 +88,12 @@ class Trainer:
         objective: Objective,
         batches: Callable[[int], Draw],
         options: TrainingConfig,
-        path: GaussianPath,
         validate: Validate | None = None,
         select: str | None = "val_auroc",
         folder: Path | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> None:
-        self.ratio, self.objective, self.path = ratio, objective, path
+        self.ratio, self.objective = ratio, objective
         self.batches, self.options = batches, options
         self.validate, self.select, self.folder = validate, select, folder
         self.metadata = dict(metadata or {})
@@ -102,8 +102,8 @@ class Trainer:
             ratio.to(memory_format=torch.channels_last)
         self.averaged = copy.deepcopy(ratio).eval().requires_grad_(False)
         self.kept = self.averaged
-        self.optimizer = _optimizer(ratio, objective, options)
-        dtype = _amp_dtype(options.amp, self.device)
+        self.optimizer = adamw(ratio, objective, options)
+        dtype = autocast_dtype(options.amp, self.device)
         self.autocast = torch.autocast(self.device.type, dtype, enabled=dtype is not None)
         self.scaler = torch.amp.GradScaler(
             self.device.type, enabled=dtype is torch.float16 and self.device.type == "cuda"
@@ -123,7 +123,7 @@ class Trainer:
         """
         options, step = self.options, self.outcome.step
         for group in self.optimizer.param_groups:
-            group["lr"] = group["peak"] * _schedule(step, options)
+            group["lr"] = group["peak"] * learning_rate_factor(step, options)
         self.ratio.train()
         with self.autocast:
             losses = {k: v.mean() for k, v in self.loss(self.ratio, draw).items()}
@@ -138,7 +138,7 @@ class Trainer:
         self.scaler.update()
 
         # Early on, the average follows the weights more closely than its final decay would.
-        _average(self.averaged, self.ratio, min(options.ema, (1 + step) / (10 + step)))
+        average_into(self.averaged, self.ratio, min(options.ema, (1 + step) / (10 + step)))
         self.outcome.step += 1
         return {k: v.detach() for k, v in losses.items()}
 
@@ -158,25 +158,26 @@ class Trainer:
         Raises:
             UserError: If the loss is not finite. The last checkpoint stays as it was.
         """
-        if self.folder is not None:
-            self.folder.mkdir(parents=True, exist_ok=True)
         if resume:
             self._resume()
+        self._start_log()
         started, before = time.monotonic(), self.outcome.seconds
         self._began = self.outcome.step, started
         options, out = self.options, self.outcome
         bar = tqdm(
             total=options.steps, initial=out.step, disable=not progress, unit="step", leave=True
         )
-        with _signals() as received, bar:
+        with caught_signals() as received, bar:
             while out.step < options.steps:
                 losses = self.step(self.batches(out.step))
                 out.seconds = before + time.monotonic() - started
                 bar.update()
                 validated = self._due(options.eval_every)
-                if validated or out.step % 20 == 0:
+                if validated or out.step % REPORT_EVERY == 0:
                     self._report(bar, losses, validated)
-                out.reason = _stop_reason(received, time_budget, time.monotonic() - started)
+                if out.step < options.steps:  # nothing is left to resume after the last
+                    elapsed = time.monotonic() - started
+                    out.reason = _stop_reason(received, time_budget, elapsed)
                 if out.reason or self._due(options.checkpoint_every):
                     self._check_finite(losses)
                     self._save()
@@ -211,9 +212,15 @@ class Trainer:
             img_s=f"{images:.0f}",
             val=f"{out.history[-1].get(self.select or '', math.nan):.4f}" if out.history else "-",
         )
-        if self.folder is not None and (validate or out.step % 100 == 0):
-            with open(self.folder / "log.jsonl", "a") as file:
+        if self.folder is not None and (validate or out.step % LOG_EVERY == 0):
+            self._log(self.folder / LOG, entry)
+
+    def _log(self, path: Path, entry: Mapping[str, float]) -> None:
+        try:
+            with path.open("a") as file:
                 file.write(json.dumps(entry) + "\n")
+        except OSError as error:
+            raise UserError(f"{path}: cannot be written: {error.strerror}.") from None
 
     def _keep(self, numbers: dict[str, float]) -> None:
         r"""Records a validation and keeps the averaged ratio if it is the best so far."""
@@ -242,7 +249,8 @@ class Trainer:
             "ratio": self.ratio,
             "averaged": self.averaged,
             "kept": self.kept,
-            "path": self.path,
+            # Learnable paths, data scores: whatever else the optimiser trains.
+            "objective": self.objective,
         }
 
     def _save(self) -> None:
@@ -296,16 +304,16 @@ class Trainer:
             best=metadata["best"],
             history=metadata["history"],
         )
-        self._truncate_log()
 
-    def _truncate_log(self) -> None:
-        r"""Drops what an interrupted run logged after its last checkpoint."""
-        assert self.folder is not None
-        path = self.folder / "log.jsonl"
-        if path.is_file():
-            lines = [line for line in path.read_text().splitlines() if line.endswith("}")]
-            kept = [line for line in lines if json.loads(line)["step"] <= self.outcome.step]
-            write_text_atomic(path, "".join(f"{line}\n" for line in kept))
+    def _start_log(self) -> None:
+        r"""Drops what a run that was interrupted logged after its last checkpoint."""
+        if self.folder is None:
+            return
+        path = self.folder / LOG
+        lines = path.read_text().splitlines() if path.is_file() else []
+        whole = [line for line in lines if line.endswith("}")]
+        kept = [line for line in whole if json.loads(line)["step"] <= self.outcome.step]
+        write_text_atomic(path, "".join(f"{line}\n" for line in kept))
 
     def _check_finite(self, losses: Mapping[str, Tensor]) -> None:
         bad = [name for name, value in losses.items() if not torch.isfinite(value)]
@@ -320,73 +328,9 @@ def _in(key: str, part: str) -> bool:
     return key.startswith(f"{part}.")
 
 
-def _schedule(step: int, options: TrainingConfig) -> float:
-    r"""Linear warm-up, then cosine decay to zero."""
-    warm = min(1.0, (step + 1) / max(options.warmup, 1))
-    return warm * 0.5 * (1 + math.cos(math.pi * step / options.steps))
-
-
-def _optimizer(
-    ratio: OneStepRatio, objective: Objective, options: TrainingConfig
-) -> torch.optim.AdamW:
-    r"""AdamW: no decay on norms, biases, basis and path; a lower rate on the basis shapes."""
-    basis = [p for p in ratio.basis.parameters() if p.requires_grad]
-    network = [p for p in ratio.network.parameters() if p.requires_grad]
-    others = [p for p in objective.parameters() if p.requires_grad]
-    groups: list[dict[str, Any]] = [
-        {"params": [p for p in network if p.ndim > 1], "weight_decay": options.weight_decay},
-        {"params": [p for p in network if p.ndim <= 1]},
-        {"params": basis, "peak": options.lr * options.basis_lr_factor},
-        {"params": others},
-    ]
-    groups = [{"peak": options.lr, "weight_decay": 0.0, **g} for g in groups if g["params"]]
-    return torch.optim.AdamW(groups, lr=options.lr)
-
-
-@torch.no_grad()
-def _average(averaged: nn.Module, module: nn.Module, decay: float) -> None:
-    r"""Moves the averaged parameters and statistics towards those of a module."""
-    new = list(module.state_dict().values())
-    old = list(averaged.state_dict().values())
-    floating = [(o, n) for o, n in zip(old, new, strict=True) if o.is_floating_point()]
-    torch._foreach_lerp_([o for o, _ in floating], [n for _, n in floating], 1 - decay)
-    for o, n in zip(old, new, strict=True):
-        if not o.is_floating_point():
-            o.copy_(n)
-
-
-def _amp_dtype(amp: str, device: torch.device) -> torch.dtype | None:
-    if amp == "auto":
-        if device.type != "cuda":
-            return None
-        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
-    return {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}[amp]
-
-
 def _stop_reason(received: list[int], budget: float | None, elapsed: float) -> str:
     if received:
         return signal.Signals(received[0]).name
     if budget is not None and elapsed >= budget:
         return "time budget"
     return ""
-
-
-@contextmanager
-def _signals() -> Iterator[list[int]]:
-    r"""Collects SIGINT and SIGTERM instead of dying of them, in the main thread."""
-    received: list[int] = []
-
-    def handler(number: int, frame: FrameType | None) -> None:
-        received.append(number)
-
-    old = {}
-    try:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            old[number] = signal.signal(number, handler)
-    except ValueError:
-        log.debug("Not in the main thread: signals keep their handlers.")
-    try:
-        yield received
-    finally:
-        for number, previous in old.items():
-            signal.signal(number, previous)

@@ -17,12 +17,13 @@ import yaml
 from ood_osdre import config as config_module
 from ood_osdre.config import KEYS, SECTIONS, Config, TrainingConfig, load_config
 from ood_osdre.errors import UserError
-from ood_osdre.options import Range, nearest, option_types, suggest
+from ood_osdre.options import Range, option_types
 from ood_osdre.resources import find, names
 
 SHIPPED = [
     "cifar10",
     "cifar100",
+    "cifar100_cpu",
     "cifar100_paper",
     "cifar10_cpu",
     "cifar10_paper",
@@ -120,7 +121,7 @@ def test_overrides_of_every_type() -> None:
     config = load_config(
         "digits",
         [
-            "network.depths=[2, 1]",
+            "network.depths=[2, 1, 1, 2]",
             "training.compile=true",
             "data.train_limit=null",
             "path.t_min=1e-3",
@@ -130,7 +131,7 @@ def test_overrides_of_every_type() -> None:
         ],
     )
 
-    assert config.network.depths == (2, 1)
+    assert config.network.depths == (2, 1, 1, 2)
     assert config.training.compile is True
     assert config.data.train_limit is None
     assert config.path.t_min == 1e-3
@@ -211,6 +212,22 @@ def test_sections_built_in_code_are_checked_too() -> None:
         (
             "network: {kind: mlp}\nobjective: {conditional: 1, conditional_form: per_block}",
             "objective.conditional_form: per_block needs the feature map",
+        ),
+        (
+            "network: {kind: mlp}\nobjective:\n  {conditional: 1, conditional_form: antithetic_per_block}",
+            "objective.conditional_form: antithetic_per_block needs the feature map",
+        ),
+        ("objective: {conditional_form: per_dimension}", "expected one of scalar, antithetic,"),
+        ("network: {width: 0.1}", "network.width: got 0.1, expected a multiple of 0.125."),
+        ("network: {depths: [1, 1]}", "network.depths: got 2 entries, expected 4."),
+        ("path: {schedule: vp, t_min: 0}", "path.t_min: got 0, expected more, or null, with"),
+        (
+            "path: {schedule: kumaraswamy_affine, gamma2: 0}\nobjective: {path_variance: 1}",
+            "path.gamma2: got 0, expected more where objective.path_variance is on.",
+        ),
+        (
+            "data: {broaden: 0.5, mixture: 0.6}",
+            "data.mixture: got 0.6, expected at most 0.5, what data.broaden (0.5) leaves.",
         ),
         ("extends: nowhere", "extends: "),
         ("extends: [digits]", "extends: got ['digits'], expected the name of a configuration."),
@@ -303,13 +320,6 @@ def test_range_ends(ends: Literal["[]", "[)", "(]", "()"], low: bool, high: bool
 
     assert [x in interval for x in (-0.1, 0, 0.5, 1, 1.1)] == [False, low, True, high, False]
     assert [x in Range() for x in (-math.inf, math.inf, math.nan)] == [False, False, False]
-
-
-def test_suggestions() -> None:
-    assert nearest("", KEYS) is None
-    assert nearest("GAMMA2", KEYS) == "path.gamma2"
-    assert suggest("cifar_10", ["cifar10", "digits"]) == "did you mean 'cifar10'?"
-    assert suggest("zzz", ["cifar10", "digits"]) == "expected one of cifar10, digits."
 
 
 def test_every_choice_is_accepted() -> None:

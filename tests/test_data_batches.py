@@ -1,14 +1,19 @@
 r"""Tests for the modules of ood_osdre.data that run on the batch."""
 
+import itertools
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ood_osdre.data import ImageSet
 from ood_osdre.data.augment import BROADENINGS, broaden, flip_crop
-from ood_osdre.data.batches import PairBatches, Preprocess
+from ood_osdre.data.batches import PairBatches
 from ood_osdre.data.development import development_sets, noise, patch_shuffle, shapes
+from ood_osdre.data.preprocess import Preprocess
 from ood_osdre.objectives import UniformTimes
 from ood_osdre.sections import DataConfig
 
@@ -117,9 +122,8 @@ class TestFlipCrop:
         ).permute(0, 2, 3, 1)
         shifts = set()
         for x, p in zip(out, padded, strict=True):
-            found = [
-                (i, j) for i in range(7) for j in range(7) if torch.equal(x, p[i : i + 8, j : j + 8].byte())
-            ]  # fmt: skip
+            grid = itertools.product(range(7), repeat=2)
+            found = [(i, j) for i, j in grid if torch.equal(x, p[i : i + 8, j : j + 8].byte())]
             assert found
             shifts.update(found)
         assert len(shifts) > 8
@@ -159,7 +163,9 @@ class TestDevelopment:
         assert not np.array_equal(images, shuffled)
 
     @pytest.mark.parametrize("make_set", [shapes, noise])
-    def test_drawn_sets_have_their_shape_and_vary(self, make_set) -> None:  # noqa: ANN001
+    def test_drawn_sets_have_their_shape_and_vary(
+        self, make_set: Callable[..., NDArray[np.uint8]]
+    ) -> None:
         images = make_set(12, 16, 16, np.random.default_rng(0))
         assert images.shape == (12, 16, 16, 3)
         assert images.dtype == np.uint8

@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from ood_osdre.commands.eval_ood import FAILED, UNFINISHED, main
+from ood_osdre.commands.eval_ood import BENCHMARKS, FAILED, UNFINISHED, default_config, main
+from ood_osdre.config import load_config
 
-FAST = [
-    "--quiet", "--device", "cpu", "network.width=0.125", "network.depths=[1, 1, 1, 1]",
-    "network.stem_stride=2", "training.batch_size=8", "data.val_limit=20",
-]  # fmt: skip
+FAST = ["--quiet", "--device", "cpu", "network.width=0.125", "network.depths=[1, 1, 1, 1]"]
+FAST += ["network.stem_stride=2", "training.batch_size=8", "data.val_limit=20"]
 
 
 @pytest.fixture(autouse=True)
@@ -30,11 +29,17 @@ def test_train_then_evaluate_the_checkpoint(
     assert "nearood" in printed
     assert "FPR@95: fraction of ID flagged" in printed
 
-    assert main(["--checkpoint", str(first), "--out", str(second), "--quiet"]) == 0
+    command = ["--checkpoint", str(first), "--out", str(second), "--quiet"]
+    assert main([*command, "evaluation.batch_size=7"]) == 0
     tables = [(folder / "metrics.csv").read_text().splitlines() for folder in (first, second)]
     # All but the scoring seconds, in the row of the ID set.
     assert tables[0][0] == tables[1][0]
     assert tables[0][2:] == tables[1][2:]
+
+    # A training run is never overwritten by an evaluation.
+    record = (first / "run.json").read_text()
+    assert main(["--checkpoint", str(first), "--out", str(first), "--quiet"]) == FAILED
+    assert (first / "run.json").read_text() == record
 
 
 def test_seeds_are_aggregated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,9 +64,61 @@ def test_a_time_budget_ends_with_its_own_status_and_resumes(
     assert (tmp_path / "metrics.csv").exists()
 
 
+@pytest.mark.parametrize("id_name", BENCHMARKS)
+@pytest.mark.parametrize("gpu", [False, True])
+def test_default_configurations_exist_and_are_smaller_without_a_gpu(
+    id_name: str, gpu: bool
+) -> None:
+    config = load_config(default_config(id_name, gpu))
+
+    assert config.id == id_name
+    assert config.benchmark == BENCHMARKS[id_name]
+    assert config.network.width == (1.0 if gpu and id_name != "digits" else 0.25)
+
+
+def test_finished_seeds_are_not_scored_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["--out", str(tmp_path), "--max-steps", "2", *FAST]
+    assert main(command) == 0
+    table = (tmp_path / "metrics.md").read_text()
+
+    def never(*args: object, **kwargs: object) -> None:
+        raise AssertionError("a test set was read twice")
+
+    monkeypatch.setattr("ood_osdre.experiment.evaluate_benchmark", never)
+    assert main([*command, "--resume"]) == 0
+    assert (tmp_path / "metrics.md").read_text() == table
+    assert main([*command, "--resume", "training.lr=1e-4"]) == FAILED
+
+
+def test_a_configuration_keeps_its_own_id_and_benchmark() -> None:
+    from ood_osdre.commands.eval_ood import parser, read_config
+
+    args = parser().parse_intermixed_args([])
+    config = read_config(args, "cifar10_paper")
+    assert (config.id, config.benchmark) == ("cifar10", "paper")
+    args = parser().parse_intermixed_args(["--id", "cifar100", "--benchmark", "openood"])
+    config = read_config(args, "cifar10_paper")
+    assert (config.id, config.benchmark) == ("cifar100", "openood")
+
+
 ERRORS = [
+    (["--checkpoint", "x", "--seeds", "2"], "--seeds: is for training"),
+    (["--checkpoint", "x", "training.lr=1"], "only evaluation.* applies"),
+    (["--device", "meta"], "--device meta: not available"),
+    (["network.width=0.3"], "network.width"),
+    (["network.depths=[1, 1, 1]"], "network.depths"),
+    (["path.schedule=vp", "path.t_min=0"], "path.t_min"),
+    (["data.crop=40"], "data.crop"),
+    (["network.kind=mlp"], "network.kind"),
+    (["evaluation.use_ood_val=true"], "evaluation.use_ood_val"),
+    (["title=2026-99-99"], "title"),
     (["training.step=5"], "did you mean 'training.steps'?"),
     (["training.steps=many"], "training.steps"),
+    (["network.kind=mlp"], "network.kind: got mlp"),
+    (["network.width=0.1"], "network.width: got 0.1"),
+    (["path.schedule=vp", "path.t_min=0"], "path.t_min: got 0"),
     (["--config", "cifar11"], "cifar1"),
     (["--device", "cuda:77"], "--device cuda:77: not available"),
     (["--device", "gpu"], "--device gpu: not available"),

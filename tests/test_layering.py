@@ -14,8 +14,9 @@ ROOT = Path(ood_osdre.__file__).parent
 # What may know about hosts and tasks; all the rest is the core.
 OUTER = {"plugin", "tasks"}
 # What commands need before they know what to do.
-TORCH_FREE = ["__init__", "config", "errors", "metrics", "options", "resources", "sections"]
-TORCH_FREE += ["commands/eval_ood", "data/manifests"]
+TORCH_FREE = ["__init__", "config", "errors", "files", "metrics", "options", "records"]
+TORCH_FREE += ["resources", "sections", "signals", "spelling", "tables"]
+TORCH_FREE += ["commands/eval_ood", "data/check", "data/manifests"]
 HEAVY = {"torch", "torchvision", "timm"}
 
 
@@ -65,6 +66,19 @@ def test_core_imports_no_host_no_task_no_benchmark(name: str) -> None:
 
     found = {i for i in everywhere(name) if any(f"{i}.".startswith(f"{f}.") for f in forbidden)}
     assert not found
+
+
+@pytest.mark.parametrize("name", modules())
+def test_modules_name_their_own_package_relatively(name: str) -> None:
+    tree = ast.parse((ROOT / f"{name}.py").read_text(encoding="utf-8"))
+    absolute = {
+        stem
+        for node in ast.walk(tree)
+        if not (isinstance(node, ast.ImportFrom) and node.level)
+        for stem in imports(name, [node])
+    }
+
+    assert not {i for i in absolute if i.split(".")[0] == "ood_osdre"}
 
 
 @pytest.mark.parametrize("name", TORCH_FREE)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ood_osdre.bases import RBFBasis
 from ood_osdre.networks import MLP, CoefficientNetwork, Coefficients
+from ood_osdre.noises import DDBINoise
 from ood_osdre.objectives import (
     FORMS,
     LOSSES,
@@ -29,7 +30,7 @@ from ood_osdre.objectives import (
     evaluate,
 )
 from ood_osdre.objectives.conditional import block_grid
-from ood_osdre.paths import DDBINoise, GaussianPath, Moments
+from ood_osdre.paths import GaussianPath, Moments
 from ood_osdre.ratio import OneStepRatio
 from ood_osdre.schedules import (
     FollmerSchedule,

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from ood_osdre.bases import RBFBasis
 from ood_osdre.networks import CoefficientNetwork
+from ood_osdre.noises import DDBINoise
 from ood_osdre.objectives import (
     LOSSES,
     BridgeWeight,
@@ -31,16 +32,16 @@ from ood_osdre.objectives import (
     InverseVarianceWeight,
     JointScoreMatching,
     LogitNormalTimes,
+    NoiseVarianceWeight,
     Objective,
     PathDifference,
-    PathVarianceWeight,
     Term,
     Times,
     TimeScoreMatching,
     UniformTimes,
     Weight,
 )
-from ood_osdre.paths import DDBINoise, GaussianPath
+from ood_osdre.paths import GaussianPath
 from ood_osdre.ratio import OneStepRatio
 from ood_osdre.schedules import (
     KumaraswamySchedule,
@@ -72,7 +73,7 @@ def make_weight(name: str, problem: GaussianProblem) -> Weight:
         "constant": Constant(2.0),
         "bridge": BridgeWeight(),
         "inverse_variance": InverseVarianceWeight(problem.path, problem.moments),
-        "path_variance": PathVarianceWeight(problem.path),
+        "noise_variance": NoiseVarianceWeight(problem.path),
     }[name]
 
 
@@ -98,9 +99,9 @@ class LinearDataScore(nn.Module):
         ("uniform", "constant"),
         ("uniform", "inverse_variance"),
         ("middle", "bridge"),
-        ("logit_normal", "path_variance"),
+        ("logit_normal", "noise_variance"),
         ("inverse_variance", "constant"),
-        ("inverse_variance", "path_variance"),
+        ("inverse_variance", "noise_variance"),
     ],
 )
 @pytest.mark.parametrize("loss", ["scalar", "antithetic", "time", "joint"])

@@ -5,18 +5,19 @@ import pytest
 import torch
 from scipy import integrate, stats
 
+from ood_osdre.noises import BridgeNoise, DDBINoise
 from ood_osdre.objectives import (
     BridgeWeight,
     Constant,
     InverseVarianceTimes,
     InverseVarianceWeight,
     LogitNormalTimes,
-    PathVarianceWeight,
+    NoiseVarianceWeight,
     Times,
     UniformTimes,
     Weight,
 )
-from ood_osdre.paths import BridgeNoise, DDBINoise, GaussianPath, Moments
+from ood_osdre.paths import GaussianPath, Moments
 from ood_osdre.schedules import (
     FollmerSchedule,
     KumaraswamySchedule,
@@ -52,8 +53,8 @@ WEIGHTS = {
     "bridge": lambda: BridgeWeight(),
     "inverse-variance": lambda: InverseVarianceWeight(make_path(), MOMENTS),
     "inverse-variance-learnable": lambda: InverseVarianceWeight(make_path("kumaraswamy"), MOMENTS),
-    "path-variance": lambda: PathVarianceWeight(make_path("follmer")),
-    "path-variance-learnable": lambda: PathVarianceWeight(make_path("kumaraswamy")),
+    "noise-variance": lambda: NoiseVarianceWeight(make_path("follmer")),
+    "noise-variance-learnable": lambda: NoiseVarianceWeight(make_path("kumaraswamy")),
 }
 
 
@@ -125,6 +126,13 @@ def test_inverse_variance_times_follow_a_learnable_path() -> None:
     after = times.density(torch.tensor([0.1, 0.5]))
     assert not torch.allclose(before, after)
     assert not after.requires_grad
+
+
+def test_inverse_variance_times_fill_the_cells_of_their_table() -> None:
+    t = InverseVarianceTimes(make_path(), MOMENTS, size=4).sample(1000)
+    share = (4 * t) % 1
+
+    assert stats.kstest(share.numpy(), "uniform").pvalue > 1e-3
 
 
 @pytest.mark.parametrize(("low", "high"), [(-0.1, 1), (0, 1.1), (0.5, 0.5), (0.7, 0.2)])

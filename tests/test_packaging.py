@@ -92,7 +92,7 @@ def test_dev_tools_are_pinned_and_torch_is_not(setup: configparser.ConfigParser)
     pins = {line.split("==")[0] for line in lines(extras["dev"]) if "==" in line}
 
     assert pins == {"mypy", "ruff"}
-    assert "torch>=2.1" in lines(setup["options"]["install_requires"])
+    assert "torch>=2.3" in lines(setup["options"]["install_requires"])
     assert not [r for r in lines(setup["options"]["install_requires"]) if "==" in r]
 
 

@@ -9,15 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Normal
 
-from ood_osdre.paths import (
-    BridgeNoise,
-    DDBINoise,
-    DequantisationNoise,
-    GaussianPath,
-    Moments,
-    NoiseModel,
-    Rates,
-)
+from ood_osdre.noises import BridgeNoise, DDBINoise, DequantisationNoise, NoiseModel
+from ood_osdre.paths import GaussianPath, Moments, Rates
 from ood_osdre.schedules import (
     FollmerSchedule,
     KumaraswamySchedule,
@@ -219,7 +212,7 @@ def test_variance_gradients_are_finite_on_the_closed_interval(
         for p in path.schedule.parameters():
             nn.init.normal_(p, std=scale)
         path = path.to(dtype)
-        variance = path.variance_objective(moments, t)
+        variance = path.moment_variance(t, moments)
         grads = torch.autograd.grad(variance.mean(), list(path.parameters()))
 
         assert variance.dtype == dtype
@@ -283,7 +276,7 @@ def minimise_variance(path: GaussianPath, moments: Moments, steps: int) -> None:
 
     for _ in range(steps):
         optimiser.zero_grad()
-        path.variance_objective(moments, t).mean().backward()
+        path.moment_variance(t, moments).mean().backward()
         optimiser.step()
 
 

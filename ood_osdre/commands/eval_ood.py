@@ -15,17 +15,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ood_osdre.config import Config, load_config
-from ood_osdre.errors import UserError
+from ..config import Config, load_config, override_config
+from ..data.manifests import BENCHMARKS
+from ..errors import UserError
 
 if TYPE_CHECKING:
     import torch
 
-    from ood_osdre.data import BenchmarkData
-    from ood_osdre.tables import MetricsTable
+    from ..data import BenchmarkData
+    from ..tables import MetricsTable
 
 FAILED, UNFINISHED = 2, 3
-BENCHMARKS = {"digits": "digits", "cifar10": "openood", "cifar100": "openood"}
 EPILOG = """\
 examples:
   eval_ood.py --id digits
@@ -45,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = p.add_argument
-    add("--id", choices=list(BENCHMARKS), default="digits", help="in-distribution data set")
+    add("--id", choices=list(BENCHMARKS), help="in-distribution data set (default: digits)")
     add("--benchmark", metavar="NAME|FILE", help="manifest of reference and OOD sets")
     add("--config", metavar="NAME|FILE", help="configuration (default: by --id and device)")
     add("--data-root", type=Path, default=Path("data"), metavar="DIR", help="default: ./data")
@@ -54,7 +54,12 @@ def parser() -> argparse.ArgumentParser:
     add("--checkpoint", type=Path, metavar="DIR", help="evaluate this run's model, no training")
     add("--seeds", type=positive, default=1, metavar="N", help="runs with consecutive seeds")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1, ...")
-    add("--out", type=Path, metavar="DIR", help="run folder (default: runs/ID-BENCHMARK-CONFIG)")
+    add(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="run folder (default: in ./runs, named by what is run)",
+    )
     add("--max-steps", type=positive, metavar="N", help="shorten training to N steps")
     add("--time-budget", type=float, metavar="S", help="save and stop after S seconds")
     add("--resume", action="store_true", help="go on with the runs of the folder")
@@ -78,39 +83,48 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    r"""Trains and evaluates every seed, then prints the table."""
-    config = read_config(args, gpu=False)  # a mistyped key is reported before torch is imported
-    device = pick_device(args.device)
-    config = read_config(args, gpu=device.type == "cuda")
+    r"""Trains and evaluates every seed, or evaluates a checkpoint, then prints the table."""
+    table = evaluate_checkpoint(args) if args.checkpoint else train_and_evaluate(args)
+    if table is None:
+        return UNFINISHED
+    print(table.to_terminal())
+    print(f"\nTable, scores and plot: {args.out}")
+    return 0
 
-    from ood_osdre.data import load_benchmark, load_manifest
-    from ood_osdre.tables import aggregate
+
+def train_and_evaluate(args: argparse.Namespace) -> "MetricsTable | None":
+    r"""Trains and evaluates every seed; returns None if training was stopped early."""
+    # A mistyped key is reported before torch is imported.
+    read_config(args, args.config or default_config(args.id, gpu=False))
+    device = pick_device(args.device)
+    gpu = device.type == "cuda"
+    name = args.config or default_config(args.id, gpu)
+    config = read_config(args, name)
+
+    from ..data import load_benchmark, load_manifest
+    from ..files import write_text_atomic
+    from ..tables import aggregate
 
     manifest = load_manifest(config.benchmark, config.id)
-    print(f"{manifest.title}\n  config {args.config}, device {device}", file=sys.stderr)
+    chosen = " (chosen: without a GPU, a narrow network)" if name.endswith("_cpu") else ""
+    announce(f"{manifest.title}\n  config {name}{'' if args.config else chosen}, device {device}")
     data = load_benchmark(manifest, args.data_root, args.cache_dir, config.reference)
 
-    out = args.out or Path("runs") / f"{config.id}-{manifest.name}-{Path(args.config).stem}"
-    with claimed(out):
+    args.out = args.out or Path("runs") / f"{config.id}-{manifest.name}-{Path(name).stem}"
+    with claimed(args.out):
         tables = []
-        for index in range(args.seeds):
-            seeded = replace(
-                config, training=replace(config.training, seed=config.training.seed + index)
-            )
-            folder = out if args.seeds == 1 else out / f"seed-{seeded.training.seed}"
+        for seed in range(config.training.seed, config.training.seed + args.seeds):
+            seeded = replace(config, training=replace(config.training, seed=seed))
+            folder = args.out if args.seeds == 1 else args.out / f"seed-{seed}"
             table = one_seed(args, seeded, data, folder, device)
             if table is None:
-                return UNFINISHED
+                return None
             tables.append(table)
         table = aggregate(tables)
         if len(tables) > 1:
-            from ood_osdre.records import write_text_atomic
-
-            table.to_csv(out / "metrics.csv")
-            write_text_atomic(out / "metrics.md", table.to_markdown())
-    print(table.to_terminal())
-    print(f"\nTable, scores and plot: {out}")
-    return 0
+            table.to_csv(args.out / "metrics.csv")
+            write_text_atomic(args.out / "metrics.md", table.to_markdown())
+    return table
 
 
 def one_seed(
@@ -120,59 +134,101 @@ def one_seed(
     folder: Path,
     device: "torch.device",
 ) -> "MetricsTable | None":
-    r"""Trains or loads one scorer and evaluates it; None if training was stopped early."""
-    from ood_osdre.experiment import evaluate_run, load_scorer, train_run
+    r"""Trains and evaluates one seed; returns None if training was stopped early.
 
-    progress = not args.quiet
-    if args.checkpoint is not None:
-        scorer = load_scorer(args.checkpoint, device)
-        trained = Config.from_mapping(scorer.metadata["config"], str(args.checkpoint))
-        if trained.id != config.id:
-            raise UserError(
-                f"--checkpoint {args.checkpoint}: trained with --id {trained.id}, not {config.id}."
-            )
-        selection = f"given: {args.checkpoint}"
-        return evaluate_run(scorer, data, trained, folder, selection, progress=progress)
+    A seed that is finished is not evaluated again: its table is made from its scores.
+    """
+    from ..experiment import evaluate_run, finished_table, train_run
 
+    if args.resume and (folder / "run.json").exists():
+        return finished_table(folder, config, data)
     if not args.resume and (folder / "state.json").exists():
         raise UserError(
             f"{folder}: holds a run already; go on with --resume or choose another --out."
         )
     scorer, outcome, selection = train_run(
-        config, data, folder, device, args.time_budget, args.resume, progress
+        config, data, folder, device, args.time_budget, args.resume, not args.quiet
     )
     if not outcome.finished:
-        print(
+        announce(
             f"stopped ({outcome.reason}) at step {outcome.step} of {config.training.steps}, "
-            f"saved in {folder}; go on with --resume",
-            file=sys.stderr,
+            f"saved in {folder}; go on with --resume"
         )
         return None
-    return evaluate_run(scorer, data, config, folder, selection, outcome, progress)
+    return evaluate_run(scorer, data, config, folder, selection, outcome, not args.quiet)
 
 
-def read_config(args: argparse.Namespace, gpu: bool) -> Config:
-    r"""Reads the configuration, by default that of the ID set and the kind of device."""
-    if args.config is None or getattr(args, "config_by_default", False):
-        args.config_by_default = True
-        cpu = not gpu and args.id == "cifar10"
-        args.config = f"{args.id}_cpu" if cpu else args.id
-    options = [("id", args.id), ("benchmark", args.benchmark or BENCHMARKS[args.id])]
-    if args.reference is not None:
-        options.append(("reference", args.reference))
-    config = load_config(args.config, [*options, *args.overrides])
-    if args.max_steps is not None and args.max_steps < config.training.steps:
-        t, steps = config.training, args.max_steps
-        config = replace(
-            config,
-            training=replace(
-                t,
-                steps=steps,
-                warmup=min(t.warmup, steps // 5),
-                eval_every=min(t.eval_every, steps),
-            ),
-        )
-    return config
+def evaluate_checkpoint(args: argparse.Namespace) -> "MetricsTable":
+    r"""Evaluates the model of a run folder, with the configuration it was trained with."""
+    training_only = {
+        "--config": args.config,
+        "--seeds": args.seeds > 1,
+        "--max-steps": args.max_steps,
+        "--time-budget": args.time_budget,
+        "--resume": args.resume,
+        "--reference": args.reference,
+    }
+    for option, given in training_only.items():
+        if given:
+            raise UserError(f"{option}: is for training, and --checkpoint trains nothing.")
+    for override in args.overrides:
+        if not override.startswith("evaluation."):
+            raise UserError(f"option {override!r}: only evaluation.* applies to a --checkpoint.")
+    device = pick_device(args.device)
+
+    from ..data import load_benchmark, load_manifest
+    from ..experiment import evaluate_run, load_scorer
+
+    scorer = load_scorer(args.checkpoint, device)
+    source = str(args.checkpoint)
+    config = override_config(scorer.metadata["config"], args.overrides, source)
+    if args.id not in (None, config.id):
+        raise UserError(f"--checkpoint {source}: trained with --id {config.id}, not {args.id}.")
+    manifest = load_manifest(args.benchmark or config.benchmark, config.id)
+    announce(f"{manifest.title}\n  checkpoint {source}, device {device}")
+    data = load_benchmark(manifest, args.data_root, args.cache_dir, training=False)
+
+    args.out = args.out or Path("runs") / f"{args.checkpoint.resolve().name}-on-{manifest.name}"
+    with claimed(args.out):
+        if (args.out / "state.json").exists():
+            raise UserError(f"--out {args.out}: holds a training run, choose another folder.")
+        selection = f"given: {source}"
+        return evaluate_run(scorer, data, config, args.out, selection, progress=not args.quiet)
+
+
+def announce(message: str) -> None:
+    r"""Prints a message that is not a result."""
+    print(message, file=sys.stderr)
+
+
+def default_config(id_name: str | None, gpu: bool) -> str:
+    r"""Returns the configuration of an ID data set when none is named.
+
+    Arguments:
+        id_name: The ID data set, None for the embedded one.
+        gpu: Whether it is to be trained on a GPU; without one, CIFAR gets a smaller network.
+    """
+    id_name = id_name or "digits"
+    return id_name if gpu or id_name == "digits" else f"{id_name}_cpu"
+
+
+def read_config(args: argparse.Namespace, name: str) -> Config:
+    r"""Reads a configuration and applies the options of the command line.
+
+    Arguments:
+        args: The command line; what it does not say is the configuration's.
+        name: The name or file of the configuration.
+    """
+    given = {"id": args.id, "benchmark": args.benchmark, "reference": args.reference}
+    options = [(key, value) for key, value in given.items() if value is not None]
+    config = load_config(name, [*options, *args.overrides])
+    if args.max_steps is None or args.max_steps >= config.training.steps:
+        return config
+    t, steps = config.training, args.max_steps
+    short = replace(
+        t, steps=steps, warmup=min(t.warmup, steps // 5), eval_every=min(t.eval_every, steps)
+    )
+    return replace(config, training=short)
 
 
 def pick_device(name: str) -> "torch.device":
@@ -183,8 +239,8 @@ def pick_device(name: str) -> "torch.device":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, ValueError) as error:
+        torch.zeros(1, device=device).item()  # "meta" exists, but holds no data
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"--device {name}: not available here ({reason})") from None
     return device
@@ -197,7 +253,7 @@ def claimed(folder: Path) -> Iterator[None]:
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        handle = open(folder / ".lock", "w")  # noqa: SIM115
+        handle = (folder / ".lock").open("w")
     except OSError as error:
         raise UserError(f"--out {folder}: cannot be written: {error.strerror}") from None
     with handle:

@@ -8,52 +8,21 @@ The training sets stay on the device as uint8 arrays; gathering, flips, crops an
 happen there, on the batch.
 """
 
-__all__ = ["PairBatches", "Preprocess", "step_generator"]
-
-from collections.abc import Sequence
+__all__ = ["PairBatches", "step_generator"]
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ood_osdre.data.augment import broaden, flip_crop
-from ood_osdre.data.sets import ImageSet
-from ood_osdre.objectives import Draw, Times
-from ood_osdre.sections import DataConfig
+from ..errors import UserError
+from ..objectives import Draw, Times
+from ..sections import DataConfig
+from .augment import broaden, flip_crop
+from .preprocess import Preprocess
+from .sets import ImageSet
 
 # Streams of randomness that must not coincide.
 BATCH, SHUFFLE_ID, SHUFFLE_REFERENCE, LIMIT = range(4)
-
-
-class Preprocess:
-    r"""From stored images to network inputs, with the statistics of the ID data.
-
-    ID, reference and OOD images all pass through the same statistics.
-
-    Arguments:
-        mean: The mean of each channel, for pixels in [0, 1].
-        std: The standard deviation of each channel.
-        device: The device of the inputs.
-    """
-
-    def __init__(
-        self, mean: Sequence[float], std: Sequence[float], device: torch.device | str = "cpu"
-    ) -> None:
-        self.device = torch.device(device)
-        self.mean = torch.tensor(mean, device=self.device, dtype=torch.float32)
-        self.std = torch.tensor(std, device=self.device, dtype=torch.float32)
-
-    def pixels(self, images: Tensor) -> Tensor:
-        r"""Maps uint8 images, with shape (B, H, W, C), to [0, 1], with shape (B, C, H, W)."""
-        return images.to(self.device).permute(0, 3, 1, 2).float() / 255
-
-    def normalise(self, pixels: Tensor) -> Tensor:
-        r"""Standardises pixels in [0, 1], with shape (B, C, H, W)."""
-        return (pixels - self.mean[:, None, None]) / self.std[:, None, None]
-
-    def __call__(self, images: Tensor) -> Tensor:
-        r"""Maps uint8 images, with shape (B, H, W, C), to inputs, with shape (B, C, H, W)."""
-        return self.normalise(self.pixels(images))
 
 
 class PairBatches:
@@ -81,6 +50,11 @@ class PairBatches:
     ) -> None:
         self.options, self.preprocess, self.times = options, preprocess, times
         self.batch_size, self.seed = batch_size, seed
+        side = min(id_train.images.shape[1:3])
+        if options.crop >= side:
+            raise UserError(
+                f"data.crop: got {options.crop}, expected less than the images' side, {side}."
+            )
         device = preprocess.device
         id_train = _limited(id_train, options.train_limit, seed)
         reference = _limited(reference, options.train_limit, seed)
@@ -92,7 +66,7 @@ class PairBatches:
         self._shuffles: dict[int, tuple[int, Tensor]] = {}
 
     def __call__(self, step: int) -> Draw:
-        r"""Returns the draw of a step: :math:`x_0, x_1` with shape (B, C, H, W)."""
+        r"""Returns the draw of a step: :math:`x_0, x_1` with shape :math:`(B, C, H, W)`."""
         generator = step_generator(self.seed, BATCH, step, self.preprocess.device)
         chosen = self._indices(step, SHUFFLE_ID, len(self.id_images))
         x_1 = self._augmented(self.id_images, chosen, generator)
@@ -146,8 +120,16 @@ class PairBatches:
 def step_generator(
     seed: int, stream: int, step: int, device: torch.device | str
 ) -> torch.Generator:
-    r"""Returns a generator that depends on the seed, the stream and the step alone."""
+    r"""Returns a generator that depends on the seed, the stream and the step alone.
+
+    Arguments:
+        seed: The seed of the run.
+        stream: What the randomness is for; streams do not coincide.
+        step: The step, or epoch.
+        device: The device of the generator.
+    """
     mixed = np.random.SeedSequence([seed, stream, step]).generate_state(2, np.uint32)
+    # 63 bits of the 64: PyTorch takes seeds for signed integers.
     return torch.Generator(device).manual_seed(int(mixed[0]) << 31 | int(mixed[1]) >> 1)
 
 

@@ -39,10 +39,9 @@ class BenchmarkData:
         near: The near sets that are present, by name.
         far: The far sets that are present, by name.
         ood_val: OOD images for validation, to be used on explicit request only.
-        absent: The near and far sets that are not (wholly) present.
         checksums: The sha256 of each set's list, or of its pixels where it has none.
         reference_name: The name of the reference.
-        missing: What is wrong with each set in `absent`, by name.
+        missing: What is wrong with each near or far set that is not (wholly) present, by name.
     """
 
     manifest: Manifest
@@ -53,17 +52,28 @@ class BenchmarkData:
     near: dict[str, ImageSet]
     far: dict[str, ImageSet]
     ood_val: ImageSet | None = None
-    absent: list[str] = field(default_factory=list)
     checksums: dict[str, str] = field(default_factory=dict)
     reference_name: str = ""
     missing: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def absent(self) -> list[str]:
+        r"""The near and far sets that are not (wholly) present."""
+        return list(self.missing)
+
+    def absent_by_role(self) -> dict[str, list[str]]:
+        r"""Returns the names in `absent`, those of the near and of the far sets."""
+        return {
+            role: [s.name for s in self.manifest.role(role) if s.name in self.missing]
+            for role in ("near", "far")
+        }
 
     def is_complete(self, role: str) -> bool:
         r"""Returns whether every set of a role (`near`, `far`) is present.
 
         Only then may a mean over the role bear its full name.
         """
-        return not {s.name for s in self.manifest.role(role)} & set(self.absent)
+        return not self.absent_by_role()[role]
 
     def split_reference(self, seed: int = 0) -> tuple[ImageSet, ImageSet]:
         r"""Splits the reference as :func:`hold_out_reference` does.
@@ -80,6 +90,7 @@ def load_benchmark(
     data_root: str | Path,
     cache_dir: str | Path | None = None,
     reference: str | Path | None = None,
+    training: bool = True,
 ) -> BenchmarkData:
     r"""Loads the sets of a benchmark that are present.
 
@@ -89,6 +100,8 @@ def load_benchmark(
         cache_dir: Where to keep decoded images; by default a folder in the data root.
         reference: The name of a reference, or the path of a folder, list or array; None for
             the first of the manifest that is present.
+        training: Whether to load what training needs: without it, the reference and the ID
+            training and validation sets are empty.
     """
     if not manifest.sets or all(s.list is None for s in manifest.sets):
         if reference is not None:
@@ -98,19 +111,25 @@ def load_benchmark(
     root = Path(data_root)
     cache = root / CACHE if cache_dir is None else Path(cache_dir)
 
-    required = [inspect(manifest, s, root) for role in REQUIRED for s in manifest.role(role)]
-    required.append(find_reference(manifest, root, reference))
+    roles = REQUIRED if training else ("id_test",)
+    for role in roles:
+        if not manifest.role(role):
+            raise UserError(f"benchmark {manifest.name}: has no set of role {role}, expected one")
+    required = [inspect(manifest, s, root) for role in roles for s in manifest.role(role)]
+    if training:
+        required.append(find_reference(manifest, root, reference))
     if lacking := [s for s in required if not s.present]:
         raise UserError(explain(manifest, root, lacking))
 
-    tables = ("near", "far", "ood_val")
+    tables = ("near", "far", "ood_val") if training else ("near", "far")
     optional = [inspect(manifest, s, root) for role in tables for s in manifest.role(role)]
     lost = [s for s in optional if not s.present and s.spec.role != "ood_val"]
     if len(lost) == sum(s.spec.role != "ood_val" for s in optional):
         raise UserError(explain(manifest, root, lost))
     for status in lost:
         log.warning("not in the table: %s", status)
-    warn_of_overlap(required[-1], [s for s in optional if s.present])
+    if training:
+        warn_of_overlap(required[-1], [s for s in optional if s.present])
 
     loaded = {
         (s.spec.role, s.spec.name): load_set(s, manifest.size, cache)
@@ -155,20 +174,20 @@ def assemble(
         if f"{role}/{name}" not in checksums:
             checksums[f"{role}/{name}"] = checksum(images.images)
 
-    reference_name, reference = next(iter(of("reference").items()))
+    def one(role: str) -> ImageSet:
+        return next(iter(of(role).values()), ImageSet.empty(manifest.size))
 
     return BenchmarkData(
         manifest=manifest,
-        id_train=next(iter(of("id_train").values())),
-        id_val=next(iter(of("id_val").values())),
-        id_test=next(iter(of("id_test").values())),
-        reference=reference,
+        id_train=one("id_train"),
+        id_val=one("id_val"),
+        id_test=one("id_test"),
+        reference=one("reference"),
         near=of("near"),
         far=of("far"),
         ood_val=next(iter(of("ood_val").values()), None),
-        absent=list(missing or {}),
         checksums=checksums,
-        reference_name=reference_name,
+        reference_name=next(iter(of("reference")), ""),
         missing=missing or {},
     )
 

@@ -16,9 +16,10 @@ from pathlib import Path
 
 from ..errors import UserError
 from ..resources import names
-from .benchmark import REQUIRED, load_digits_benchmark
+from .benchmark import REQUIRED
+from .digits import load_digits_sets
 from .images import decode_all
-from .manifests import Manifest, SetSpec, load_manifest
+from .manifests import BENCHMARKS, Manifest, SetSpec, load_manifest
 from .references import find_reference
 from .status import SetStatus, inspect
 
@@ -30,7 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser().parse_args(arguments)
 
     try:
-        manifest = load_manifest(args.benchmark or default_benchmark(args.id), args.id)
+        benchmark = args.benchmark or BENCHMARKS.get(args.id, "openood")
+        manifest = load_manifest(benchmark, args.id)
         statuses = check(manifest, args.data_root, args.reference)
         if args.download:
             download_lacking(manifest, statuses, args.data_root, args.mirror)
@@ -51,7 +53,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True)
 
     p = commands.add_parser("check", help="list the sets of a benchmark and what is on disk")
-    p.add_argument("--id", required=True, help="ID data set: digits, cifar10 or cifar100")
+    p.add_argument("--id", required=True, help=f"ID data set: {', '.join(BENCHMARKS)}")
     known = ", ".join(names("data_manifests"))
     p.add_argument("--benchmark", help=f"manifest, by name ({known}) or by path")
     p.add_argument("--data-root", type=Path, default=Path("data"), help="default: ./data")
@@ -62,11 +64,6 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--verbose", action="store_true", help="sources, licences and notes")
 
     return top
-
-
-def default_benchmark(id_name: str) -> str:
-    r"""Returns the benchmark of an ID data set when none is named."""
-    return "digits" if id_name == "digits" else "openood"
 
 
 def check(manifest: Manifest, data_root: Path, reference: str | None = None) -> list[SetStatus]:
@@ -90,15 +87,7 @@ def check(manifest: Manifest, data_root: Path, reference: str | None = None) -> 
 
 def embedded(manifest: Manifest) -> list[SetStatus]:
     r"""Returns the state of an embedded benchmark: all of it is there."""
-    data = load_digits_benchmark(manifest)
-    sizes = {("id_train", s.name): len(data.id_train) for s in manifest.role("id_train")} | {
-        ("id_val", s.name): len(data.id_val) for s in manifest.role("id_val")
-    }
-    sizes |= {("id_test", s.name): len(data.id_test) for s in manifest.role("id_test")}
-    sizes |= {("reference", s.name): len(data.reference) for s in manifest.role("reference")}
-    sizes |= {("near", name): len(s) for name, s in data.near.items()}
-    sizes |= {("far", name): len(s) for name, s in data.far.items()}
-
+    sizes = {key: len(images) for key, images in load_digits_sets().items()}
     here = Path("(embedded)")
     return [
         SetStatus(s, "present", sizes[s.role, s.name], sizes[s.role, s.name], here, here)

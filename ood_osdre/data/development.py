@@ -7,12 +7,13 @@ ID validation images with their patches shuffled, drawn shapes over gradients, a
 __all__ = ["development_sets", "noise", "patch_shuffle", "shapes"]
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-Array = np.ndarray
+Pixels = NDArray[np.uint8]
 
 
-def development_sets(id_images: Array, size: int, seed: int = 0) -> dict[str, Array]:
+def development_sets(id_images: Pixels, size: int, seed: int = 0) -> dict[str, Pixels]:
     r"""Returns the development far sets by name, each with shape :math:`(N, H, W, 3)`.
 
     Arguments:
@@ -30,8 +31,17 @@ def development_sets(id_images: Array, size: int, seed: int = 0) -> dict[str, Ar
     }
 
 
-def patch_shuffle(images: Array, rng: np.random.Generator, grid: int = 4) -> Array:
-    r"""Cuts images, with shape :math:`(N, H, W, C)`, into a grid of patches and shuffles them."""
+def patch_shuffle(images: Pixels, rng: np.random.Generator, grid: int = 4) -> Pixels:
+    r"""Cuts images into a grid of patches and shuffles them.
+
+    Arguments:
+        images: The images, with shape :math:`(N, H, W, C)`.
+        rng: The source of randomness.
+        grid: The number of patches along each side.
+
+    Returns:
+        The shuffled images, with shape :math:`(N, H, W, C)`.
+    """
     count, height, width, channels = images.shape
     h, w = height // grid, width // grid
     cut = images[:, : h * grid, : w * grid].reshape(count, grid, h, grid, w, channels)
@@ -44,10 +54,19 @@ def patch_shuffle(images: Array, rng: np.random.Generator, grid: int = 4) -> Arr
     return result
 
 
-def shapes(size: int, height: int, width: int, rng: np.random.Generator) -> Array:
+def shapes(size: int, height: int, width: int, rng: np.random.Generator) -> Pixels:
     r"""Draws one to four filled or outlined shapes over a flat colour or a linear gradient.
 
     Half of the images are grey.
+
+    Arguments:
+        size: The number of images :math:`N`.
+        height: Their height :math:`H`.
+        width: Their width :math:`W`.
+        rng: The source of randomness.
+
+    Returns:
+        The images, with shape :math:`(N, H, W, 3)`.
     """
     result = np.empty((size, height, width, 3), np.uint8)
     for image in result:
@@ -60,15 +79,19 @@ def shapes(size: int, height: int, width: int, rng: np.random.Generator) -> Arra
     return result
 
 
-def noise(size: int, height: int, width: int, rng: np.random.Generator) -> Array:
-    r"""Draws uniform, Gaussian and smooth coloured noise, a third of each."""
+def noise(size: int, height: int, width: int, rng: np.random.Generator) -> Pixels:
+    r"""Draws uniform, Gaussian and smooth coloured noise, a third of each.
+
+    Arguments are those of :func:`shapes`.
+
+    Returns:
+        The images, with shape :math:`(N, H, W, 3)`.
+    """
     uniform = rng.uniform(0, 255, (size, height, width, 3))
     gaussian = rng.normal(127, rng.uniform(10, 80, (size, 1, 1, 1)), uniform.shape)
     coarse = rng.uniform(0, 255, (size, 5, 5, 3)).astype(np.uint8)
-    smooth = np.stack(
-        [np.asarray(Image.fromarray(c).resize((width, height), Image.Resampling.BICUBIC))
-         for c in coarse]
-    )  # fmt: skip
+    side, bicubic = (width, height), Image.Resampling.BICUBIC
+    smooth = np.stack([np.asarray(Image.fromarray(c).resize(side, bicubic)) for c in coarse])
     kind = np.arange(size)[:, None, None, None] % 3
     return (
         np.select([kind == 0, kind == 1], [uniform, gaussian], smooth)
@@ -77,7 +100,7 @@ def noise(size: int, height: int, width: int, rng: np.random.Generator) -> Array
     )
 
 
-def _gradient(height: int, width: int, rng: np.random.Generator) -> Array:
+def _gradient(height: int, width: int, rng: np.random.Generator) -> Pixels:
     first, second = rng.integers(0, 256, (2, 3))
     if rng.random() < 0.5:
         second = first

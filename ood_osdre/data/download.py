@@ -8,8 +8,6 @@ list is thus never replaced, and its images are found if they bear the official 
 __all__ = ["DATASETS", "download"]
 
 import logging
-import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
@@ -20,7 +18,8 @@ from PIL import Image
 from tqdm import tqdm
 
 from ..errors import UserError
-from ..resources import did_you_mean
+from ..files import atomic_path
+from ..spelling import did_you_mean
 from .lists import write_list
 from .manifests import Download, Manifest, SetSpec
 from .openood import SUBSETS, subset_mask
@@ -34,6 +33,7 @@ DATASETS = {
     "mnist": "MNIST",
     "svhn": "SVHN",
 }
+FORMATS = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG"}
 
 
 class Split(Protocol):
@@ -142,21 +142,10 @@ def overrides(kind: type, mirror: str) -> dict[str, object]:
         return {"split_list": splits}
     if hasattr(kind, "mirrors"):
         return {"mirrors": [mirror]}
-    return {"url": mirror + getattr(kind, "filename")}  # noqa: B009 (mypy does not know it)
+    return {"url": mirror + vars(kind)["filename"]}
 
 
 def write_image(path: Path, image: Image.Image, quality: int) -> None:
     r"""Writes an image under its name only once it is whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=path.suffix)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            image.save(file, format=FORMATS[path.suffix.lower()], quality=quality)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-FORMATS = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG"}
+    with atomic_path(path, flush=False) as temporary:
+        image.save(temporary, format=FORMATS[path.suffix.lower()], quality=quality)

@@ -15,8 +15,6 @@ __all__ = ["VERSION", "cached_array", "decode", "decode_all", "default_cache_dir
 import hashlib
 import logging
 import os
-import tempfile
-import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,7 +25,11 @@ from PIL import Image
 from tqdm import tqdm
 
 from ..errors import UserError
+from ..files import atomic_path, sweep
 from .lists import first
+
+# Pillow's guard against images of absurd size; no ValueError, unlike its other complaints.
+BOMB = Image.DecompressionBombError
 
 #: To be raised whenever the same file would decode to other pixels.
 VERSION = 1
@@ -96,7 +98,7 @@ def decode_all(paths: Sequence[Path], size: int, title: str) -> NDArray[np.uint8
             try:
                 images[i] = decode(paths[i], size)
             # A damaged file may surface as any of these, depending on its format.
-            except (OSError, SyntaxError, ValueError, EOFError) as error:
+            except (OSError, SyntaxError, ValueError, EOFError, BOMB) as error:
                 bad.append(f"{paths[i]} ({' '.join(str(error).split())[:60]})")
         return stop - start
 
@@ -146,8 +148,8 @@ def cached_array(
     for folder in (cache_dir, default_cache_dir()):
         try:
             save(folder / name, images)
-        except OSError as error:
-            log.warning("cannot write the cache %s (%s)", folder / name, error.strerror or error)
+        except UserError as error:
+            log.warning("decoded images are not kept: %s", error)
             continue
         return images if (found := load(folder / name, shape)) is None else found
 
@@ -173,30 +175,9 @@ def load(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8] | None:
 
 def save(path: Path, images: NDArray[np.uint8]) -> None:
     r"""Writes an array so that at no time a part of it bears the final name."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     sweep(path.parent)
-
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            np.save(file, images, allow_pickle=False)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)  # mkstemp's 0600 would hide a shared cache from the others
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-def sweep(folder: Path, age: float = 86_400.0) -> None:
-    r"""Removes temporary files that a killed process left, `age` seconds old or more."""
-    for path in folder.glob(".*.tmp"):
-        try:
-            if time.time() - path.stat().st_mtime >= age:
-                path.unlink()
-        except OSError:  # another process was faster
-            continue
+    with atomic_path(path) as temporary:
+        np.save(temporary, images, allow_pickle=False)
 
 
 def default_cache_dir() -> Path:

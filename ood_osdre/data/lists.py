@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import UserError
+from ..files import write_text_atomic
 
 SHOWN = 10
 LABEL = re.compile(r"-1|\d+")
@@ -77,6 +78,8 @@ def read_list(path: Path) -> ImageList:
     try:
         # Windows editors put a byte-order mark in front.
         return parse_list(path.read_text(encoding="utf-8-sig"), str(path))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not a text file in UTF-8 ({error.reason})") from error
 
@@ -95,10 +98,15 @@ def list_folder(folder: Path) -> ImageList:
 
 
 def write_list(path: Path, names: Iterable[str], labels: Iterable[int]) -> None:
-    r"""Writes a list file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    r"""Writes a list file, whole or not at all.
+
+    Arguments:
+        path: The file to create or replace.
+        names: The relative paths.
+        labels: The labels, as many.
+    """
     lines = (f"{name} {label}\n" for name, label in zip(names, labels, strict=True))
-    path.write_text("".join(lines), encoding="utf-8", newline="\n")
+    write_text_atomic(path, "".join(lines))
 
 
 def image_list(names: Sequence[str], labels: Sequence[int]) -> ImageList:

@@ -11,26 +11,29 @@ role                    meaning
 id_train, id_val        ID images for training and validation (labels 0 to C - 1)
 id_test                 ID images of the table
 reference               the reference distribution, alternatives by preference
-near, far, csid         out-of-distribution (OOD) images of the table
+near, far               out-of-distribution (OOD) images of the table
+csid                    ID images of a shifted distribution; in no table
 ood_val                 OOD images for validation, used on explicit request only
 ======================= =========================================================
 """
 
-__all__ = ["ROLES", "Download", "Manifest", "SetSpec", "load_manifest"]
+__all__ = ["BENCHMARKS", "ROLES", "Download", "Manifest", "SetSpec", "load_manifest"]
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
-
 from ..errors import UserError
-from ..resources import did_you_mean, find
+from ..options import read_yaml
+from ..resources import find
+from ..spelling import did_you_mean
 
 T = TypeVar("T")
 D = TypeVar("D")
 
+#: The manifest that each ID data set is evaluated by unless another is named.
+BENCHMARKS = {"digits": "digits", "cifar10": "openood", "cifar100": "openood"}
 ROLES = ("id_train", "id_val", "id_test", "reference", "ood_val", "near", "far", "csid")
 TOP_KEYS = ("title", "note", "get", "size", "images", "lists", "hold_out", "datasets", "ids")
 DATASET_KEYS = ("source", "licence")
@@ -142,12 +145,7 @@ def load_manifest(name: str | Path, id_name: str) -> Manifest:
     """
     path = find("data_manifests", str(name))
 
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not a YAML file: {' '.join(str(error).split())}") from error
-
-    top = _section(content, TOP_KEYS, f"{path}", required=("title", "ids"))
+    top = _section(read_yaml(path), TOP_KEYS, f"{path}", required=("title", "ids"))
     ids = _mapping(top["ids"], f"{path}: ids")
     if id_name not in ids:
         raise UserError(

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UserError
-from ..resources import did_you_mean
+from ..spelling import did_you_mean
 from .lists import list_folder, read_list
 from .manifests import Manifest, SetSpec
 from .sets import ImageSet
@@ -115,6 +115,9 @@ def hold_out_reference(
         mask[rng.choice(len(reference), size, replace=False)] = True
 
     if mask.all() or not mask.any():
-        raise ValueError(f"cannot split a reference of {len(reference)} images")
+        raise UserError(
+            f"reference: {len(reference)} images with {len(held)} classes held out cannot be split "
+            "into a part for training and a part for validation, both with images"
+        )
 
     return reference.subset(~mask), reference.subset(mask)

@@ -35,6 +35,11 @@ class ImageSet:
         if self.labels.shape != (n,) or len(self.names) != n:
             raise ValueError(f"{n} images, {len(self.labels)} labels, {len(self.names)} names")
 
+    @classmethod
+    def empty(cls, size: int) -> "ImageSet":
+        r"""Returns a set of no images of a given side."""
+        return cls(np.zeros((0, size, size, 3), np.uint8), np.zeros(0, np.int64), [])
+
     def __len__(self) -> int:
         return len(self.images)
 

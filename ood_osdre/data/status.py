@@ -167,6 +167,6 @@ def stat(path: str) -> tuple[int, int] | None:
     r"""Returns the size and modification time of a file; None if there is none."""
     try:
         result = os.stat(path)
-    except (FileNotFoundError, NotADirectoryError, ValueError):
+    except (OSError, ValueError):  # absent, too long a name, no permission
         return None
     return result.st_size, result.st_mtime_ns

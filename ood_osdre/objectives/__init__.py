@@ -35,11 +35,11 @@ __all__ = [
     "InverseVarianceWeight",
     "JointScoreMatching",
     "LogitNormalTimes",
+    "NoiseVarianceWeight",
     "Objective",
     "PathDifference",
     "PathTerm",
     "PathVariance",
-    "PathVarianceWeight",
     "Ratio",
     "Shrinkage",
     "Term",
@@ -57,4 +57,4 @@ from .joint import ConditionalJointScoreMatching, DataScore, JointScoreMatching
 from .marginal import PathDifference, TimeScoreMatching
 from .times import InverseVarianceTimes, LogitNormalTimes, Times, UniformTimes
 from .variance import PathVariance
-from .weights import BridgeWeight, Constant, InverseVarianceWeight, PathVarianceWeight, Weight
+from .weights import BridgeWeight, Constant, InverseVarianceWeight, NoiseVarianceWeight, Weight

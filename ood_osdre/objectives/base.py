@@ -139,10 +139,10 @@ class Objective(nn.Module):
 
     Example:
         >>> from ood_osdre.objectives import EndPointLoss, Shrinkage
-        >>> terms = {"end_point": (1.0, EndPointLoss(clean=True)),
+        >>> terms = {"endpoint": (1.0, EndPointLoss(clean=True)),
         ...          "shrinkage": (0.01, Shrinkage(clean=True))}
         >>> list(Objective(terms).weights.items())
-        [('end_point', 1.0), ('shrinkage', 0.01)]
+        [('endpoint', 1.0), ('shrinkage', 0.01)]
     """
 
     def __init__(self, terms: Mapping[str, tuple[float, Term]]) -> None:

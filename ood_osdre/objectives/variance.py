@@ -10,17 +10,18 @@ from torch import Tensor
 
 from ..networks import Coefficients
 from ..paths import GaussianPath, Moments
+from ..quadrature import composite_rule
 from .base import Draw, PathTerm, Ratio
 
 
 class PathVariance(PathTerm):
     r"""Minimises the variance of the conditional time score, averaged over the path's interval.
 
-    The loss is its logarithm, :math:`\log \frac{1}{b - a} \int_a^b V(t) \, dt`. Conditional score matching at the optimum leaves the noise of its
-    target, which :math:`V` bounds. The term looks at the path's rates and the moments of the
-    data, not at the draw: the integral is a Gauss--Legendre rule, the same for all samples, and
-    its gradient is exact. The logarithm keeps the gradient at order one where :math:`V` is in the
-    millions, and moves no minimum.
+    The loss is its logarithm, :math:`\log \frac{1}{b - a} \int_a^b V(t) \, dt`. Conditional score
+    matching at the optimum leaves the noise of its target, which :math:`V` bounds. The term looks
+    at the path's rates and the moments of the data, not at the draw: the integral is a
+    Gauss--Legendre rule, the same for all samples, and its gradient is exact. The logarithm keeps
+    the gradient at order one where :math:`V` is in the millions, and moves no minimum.
 
     Arguments:
         path: The learnable path.
@@ -35,10 +36,10 @@ class PathVariance(PathTerm):
         super().__init__(path)
 
         self.moments, self.size = moments, size
-        nodes, weights = np.polynomial.legendre.leggauss(size)
+        # The rule of the unit interval: its weights are those of a mean over any other.
+        nodes, self._weights = composite_rule(np.array([0.0, 1.0]), size)
         low, high = path.t_range
-        self._nodes = low + (high - low) * (nodes + 1) / 2
-        self._weights = weights / 2
+        self._nodes = low + (high - low) * nodes
 
     def points(self, draw: Draw) -> dict[str, Tensor]:  # noqa: D102
         return {}

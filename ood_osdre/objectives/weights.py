@@ -9,7 +9,7 @@ __all__ = [
     "BridgeWeight",
     "Constant",
     "InverseVarianceWeight",
-    "PathVarianceWeight",
+    "NoiseVarianceWeight",
     "Weight",
     "value_and_derivative",
 ]
@@ -68,6 +68,10 @@ class BridgeWeight(Weight):
 class InverseVarianceWeight(Weight):
     r"""The weight :math:`\lambda(t) = 1 / V(t)`, which brings conditional losses to order one.
 
+    On a learnable path :math:`\lambda'(t)` grows like a negative power of :math:`t` at 0, so that
+    time score matching, which needs it, is unbiased but may have infinite variance there; use
+    another weight with it.
+
     Arguments:
         path: The path.
         moments: The second moments of both ends, over the data set.
@@ -88,7 +92,7 @@ class InverseVarianceWeight(Weight):
 
 
 @dataclass(frozen=True)
-class PathVarianceWeight(Weight):
+class NoiseVarianceWeight(Weight):
     r"""The weight :math:`\lambda(t) = v(t)`, the variance of the path's noise.
 
     Arguments:

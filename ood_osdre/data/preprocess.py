@@ -1,0 +1,60 @@
+r"""From stored images to network inputs, the same way for ID, reference and OOD images."""
+
+__all__ = ["Preprocess"]
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+class Preprocess:
+    r"""From stored images to network inputs, with the statistics of the ID data.
+
+    ID, reference and OOD images all pass through the same statistics.
+
+    Arguments:
+        mean: The mean of each channel, for pixels in :math:`[0, 1]`.
+        std: The standard deviation of each channel.
+        device: The device of the inputs.
+    """
+
+    def __init__(
+        self, mean: Sequence[float], std: Sequence[float], device: torch.device | str = "cpu"
+    ) -> None:
+        self.device = torch.device(device)
+        self.mean = torch.tensor(mean, device=self.device, dtype=torch.float32)
+        self.std = torch.tensor(std, device=self.device, dtype=torch.float32)
+
+    def pixels(self, images: Tensor) -> Tensor:
+        r"""Maps stored images to pixels.
+
+        Arguments:
+            images: The uint8 images, with shape :math:`(B, H, W, C)`.
+
+        Returns:
+            The pixels in :math:`[0, 1]`, with shape :math:`(B, C, H, W)`.
+        """
+        return images.to(self.device).permute(0, 3, 1, 2).float() / 255
+
+    def normalise(self, pixels: Tensor) -> Tensor:
+        r"""Standardises pixels.
+
+        Arguments:
+            pixels: The pixels in :math:`[0, 1]`, with shape :math:`(B, C, H, W)`.
+
+        Returns:
+            The inputs, with shape :math:`(B, C, H, W)`.
+        """
+        return (pixels - self.mean[:, None, None]) / self.std[:, None, None]
+
+    def __call__(self, images: Tensor) -> Tensor:
+        r"""Maps stored images to inputs.
+
+        Arguments:
+            images: The uint8 images, with shape :math:`(B, H, W, C)`.
+
+        Returns:
+            The inputs, with shape :math:`(B, C, H, W)`.
+        """
+        return self.normalise(self.pixels(images))

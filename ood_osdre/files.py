@@ -1,0 +1,162 @@
+r"""Writing files so that they can be trusted later: whole, and without NaN.
+
+Every result goes through :func:`atomic_path`: it is written next to its final place under a
+temporary name, flushed to the disk and renamed. A reader, or a run that was killed, sees the old
+file or the new one, never half of one.
+
+JSON has no NaN and no infinity, so neither is ever written: :func:`write_json_atomic` refuses
+them by their key.
+"""
+
+__all__ = ["atomic_path", "sweep", "write_json_atomic", "write_text_atomic"]
+
+import dataclasses
+import json
+import math
+import os
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from .errors import UserError
+
+
+@contextmanager
+def atomic_path(path: str | os.PathLike[str], flush: bool = True) -> Iterator[Path]:
+    r"""Gives a temporary path that becomes `path` if the block succeeds and vanishes if not.
+
+    The temporary file lies in the folder of `path`, which is created if needed, and has its
+    suffix. Symbolic links are followed.
+
+    Arguments:
+        path: The file to create or replace.
+        flush: Whether the content reaches the disk before it gets its name. Without, a file may
+            be lost with the machine's power, which thousands of small ones are not worth.
+
+    Raises:
+        UserError: If the file cannot be written.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     with atomic_path(f"{folder}/run/log.txt") as temporary:
+        ...         size = temporary.write_text("done")
+        ...     [path.name for path in Path(folder, "run").iterdir()]
+        ['log.txt']
+    """
+    target = Path(os.path.realpath(path))
+    temporary = target.with_name(f".{uuid.uuid4().hex}.tmp{target.suffix}")
+
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # Unlike tempfile, respects the umask
+        temporary.touch(exist_ok=False)
+
+        try:
+            yield temporary
+            if flush:
+                _flush(temporary)
+            os.replace(temporary, target)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+        if flush:
+            _flush(target.parent)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+def write_text_atomic(path: str | os.PathLike[str], text: str) -> None:
+    r"""Writes a text file, in UTF-8, atomically.
+
+    Arguments:
+        path: The file to create or replace.
+        text: Its content; line ends stay as they are.
+    """
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(text.encode())
+
+
+def write_json_atomic(path: str | os.PathLike[str], obj: object) -> None:
+    r"""Writes a JSON file atomically.
+
+    Mappings, sequences, dataclasses, paths (as they were given) and NumPy scalars and arrays are
+    accepted.
+
+    Arguments:
+        path: The file to create or replace.
+        obj: What to write.
+
+    Raises:
+        UserError: If a number is NaN or infinite, or if a value has no JSON form; the message
+            holds its key. Nothing is written.
+    """
+    try:
+        plain = _plain(obj, "")
+    except ValueError as error:
+        raise UserError(f"{path}: {error}") from None
+
+    write_text_atomic(path, json.dumps(plain, indent=2, allow_nan=False) + "\n")
+
+
+def sweep(folder: Path, age: float = 86_400.0) -> None:
+    r"""Removes temporary files that killed processes left.
+
+    Arguments:
+        folder: The folder.
+        age: The age in seconds from which a file is taken for abandoned.
+    """
+    for path in folder.glob(".*.tmp*"):
+        try:
+            if time.time() - path.stat().st_mtime >= age:
+                path.unlink()
+        except OSError:  # another process was faster
+            continue
+
+
+def _flush(path: Path) -> None:
+    if path.is_dir() and os.name == "nt":
+        return
+
+    fd = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _plain(obj: object, key: str) -> object:
+    r"""Converts to what JSON has, or names the key that it cannot hold."""
+    if obj is None or isinstance(obj, str | bool | int):
+        return obj
+    if isinstance(obj, float):
+        if not math.isfinite(obj):
+            raise ValueError(f"'{key}' is {obj}, expected a finite number")
+        return float(obj)
+    if isinstance(obj, os.PathLike):
+        return os.fspath(obj)
+    if isinstance(obj, np.generic | np.ndarray):
+        return _plain(obj.tolist(), key)
+    if dataclasses.is_dataclass(obj) and not isinstance(obj, type):
+        names = [f.name for f in dataclasses.fields(obj)]
+        return _plain({name: getattr(obj, name) for name in names}, key)
+    if isinstance(obj, tuple) and hasattr(obj, "_asdict"):
+        return _plain(obj._asdict(), key)
+    if isinstance(obj, Mapping):
+        return {_name(k, key): _plain(v, f"{key}.{k}" if key else str(k)) for k, v in obj.items()}
+    if isinstance(obj, Sequence) and not isinstance(obj, bytes | bytearray):
+        return [_plain(v, f"{key}[{i}]") for i, v in enumerate(obj)]
+
+    raise ValueError(f"'{key}' is a {type(obj).__name__}, which JSON cannot hold")
+
+
+def _name(name: object, key: str) -> str:
+    if isinstance(name, str | int) and not isinstance(name, bool):
+        return str(name)
+
+    raise ValueError(f"'{key}' has the key {name!r}, expected a string")

@@ -1,0 +1,130 @@
+r"""Tests for the ood_osdre.building module: what a configuration offers is what is built."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+import torch
+
+from ood_osdre.bases import KERNELS
+from ood_osdre.building import (
+    NOISES,
+    SCHEDULES,
+    WEIGHTS,
+    build_objective,
+    build_path,
+    build_ratio,
+    build_times,
+)
+from ood_osdre.config import OPEN_SCHEDULES, STAGES, WIDTH_STEP, Config, load_config
+from ood_osdre.errors import UserError
+from ood_osdre.networks import MLP, NORMS, CoefficientNetwork, ResNetBackbone
+from ood_osdre.objectives import FORMS, LOSSES, Draw
+from ood_osdre.options import option_types
+from ood_osdre.paths import Moments
+from ood_osdre.resources import names
+from ood_osdre.sections import BasisConfig, NetworkConfig, ObjectiveConfig, PathConfig
+
+NETWORK = {"width": 0.125, "depths": [1, 1, 1, 1], "stem_stride": 2}
+
+
+@pytest.fixture(autouse=True)
+def float32() -> None:
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "register"),
+    [
+        (BasisConfig, "kernel", KERNELS),
+        (NetworkConfig, "norm", NORMS),
+        # A network for images has no cell a dimension.
+        (ObjectiveConfig, "conditional_form", set(FORMS) - {"per_dimension"}),
+        (ObjectiveConfig, "endpoint_loss", LOSSES),
+        (ObjectiveConfig, "weight", WEIGHTS),
+        (PathConfig, "noise", NOISES),
+        (PathConfig, "schedule", SCHEDULES),
+    ],
+)
+def test_choices_are_those_of_the_registers(
+    section: type, name: str, register: Iterable[str]
+) -> None:
+    assert set(get_args(option_types(section)[name])) == set(register)
+
+
+def test_facts_of_the_configuration_are_those_of_the_parts() -> None:
+    assert set(OPEN_SCHEDULES) == {name for name, make in SCHEDULES.items() if not make().closed}
+    ResNetBackbone(WIDTH_STEP, (1,) * STAGES)
+    with pytest.raises(ValueError, match="'width'"):
+        ResNetBackbone(1.5 * WIDTH_STEP)
+
+
+TERMS = [
+    {"endpoint": 1.0},
+    {"endpoint": 1.0, "endpoint_loss": "lsif", "endpoint_clean": True, "shrinkage": 0.1},
+    {"endpoint": 0.0, "conditional": 1.0, "conditional_form": "per_block"},
+    {"endpoint": 0.0, "conditional": 1.0, "conditional_form": "antithetic"},
+    {"endpoint": 0.0, "conditional": 1.0, "conditional_form": "antithetic_per_block"},
+    {"endpoint": 0.0, "path_difference": 1.0, "weight": "noise_variance"},
+    {"endpoint": 0.0, "time_score": 1.0, "weight": "bridge"},
+    {"endpoint": 0.0, "path_difference": 1.0, "weight": "constant"},
+]
+
+
+@pytest.mark.parametrize("terms", TERMS, ids=lambda t: "-".join(t))
+@pytest.mark.parametrize("times", ["uniform", "logit_normal", "inverse_variance"])
+def test_every_configured_objective_gives_finite_losses_and_gradients(
+    terms: dict[str, object], times: str
+) -> None:
+    config = Config.from_mapping(
+        {"network": NETWORK, "objective": terms, "times": {"kind": times}}
+    )
+    ratio = build_ratio(config, classes=5)
+    path = build_path(config)
+    x_0, x_1, noise = torch.randn(3, 6, 3, 16, 16)
+    moments = Moments.of(x_0, x_1)
+    distribution = build_times(config, path, moments)
+    objective = build_objective(config, path, distribution, moments)
+    losses = objective(ratio, Draw(x_0, x_1, distribution.sample(6), noise))
+
+    assert all(loss.shape == (6,) and loss.isfinite().all() for loss in losses.values())
+    losses["total"].mean().backward()
+    gradient = ratio.network.head.weight.grad
+    assert gradient is not None
+    assert gradient.isfinite().all()
+    assert gradient.abs().max() > 0
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("noise", NOISES)
+def test_every_configured_path_samples_on_its_interval(schedule: str, noise: str) -> None:
+    config = Config.from_mapping({"path": {"schedule": schedule, "noise": noise}})
+    path = build_path(config)
+    x_0, x_1, z = torch.randn(3, 4, 2)
+    t = torch.linspace(*path.t_range, 4)
+    assert path.time_score(x_0, x_1, t, z).isfinite().all()
+
+
+@pytest.mark.parametrize("name", names("configs"))
+def test_every_shipped_configuration_builds(name: str) -> None:
+    config = load_config(name)
+    config = replace(config, network=replace(config.network, width=0.125))
+    ratio, path = build_ratio(config, classes=10), build_path(config)
+    x_0, x_1, noise = torch.randn(3, 2, 3, 32, 32)
+    moments = Moments.of(x_0, x_1)
+    times = build_times(config, path, moments)
+    label = torch.tensor([0, 1])
+    draw = Draw(x_0, x_1, times.sample(2), noise, label)
+    losses = build_objective(config, path, times, moments)(ratio, draw)
+    assert losses["total"].isfinite().all()
+
+
+def test_an_mlp_needs_the_dimension_of_its_inputs() -> None:
+    config = Config.from_mapping({"network": {"kind": "mlp"}})
+    with pytest.raises(UserError, match=r"network\.kind: got mlp, .* expected resnet for images"):
+        build_ratio(config, classes=0)
+    ratio = build_ratio(config, classes=0, features=3)
+    assert isinstance(ratio.network, CoefficientNetwork)
+    assert isinstance(ratio.network.backbone, MLP)
+    assert ratio(torch.randn(2, 3)).shape == (2,)
