@@ -37,9 +37,12 @@ def read_run(folder: Path) -> dict[str, float]:
 
 
 def mean_interval(values: Sequence[float]) -> str:
-    r"""Returns a mean with the half-width of its 95 % t-interval."""
+    r"""Returns a mean with the half-width of its 95 % t-interval, from three values on.
+
+    With two values the half-width is nine times their standard deviation, and says nothing.
+    """
     mean, n = float(np.mean(values)), len(values)
-    if n < 2:
+    if n < 3:
         return f"{mean:.1f}"
     half = stats.t.ppf(0.975, n - 1) * np.std(values, ddof=1) / np.sqrt(n)
     return f"{mean:.1f} ± {half:.1f}"
@@ -51,8 +54,13 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(row)} |\n" for row in (header, rule, *rows))
 
 
-def study(name: str) -> str:
-    r"""Returns the table of a study: methods by validation AUROC, best first."""
+def study(name: str, **others: str) -> str:
+    r"""Returns the table of a study: methods by validation AUROC, best first.
+
+    Arguments:
+        name: The folder of the study.
+        others: Further runs, by the folder they are in, under the title to give them.
+    """
     columns = {
         "val AUROC": "val_auroc",
         "val near": "val_near",
@@ -62,7 +70,7 @@ def study(name: str) -> str:
         "mnist": "mnist",
         "fashion_mnist": "fashion_mnist",
     }
-    methods = {}
+    methods = {title: [read_run(RESULTS / folder)] for folder, title in others.items()}
     for folder in sorted((RESULTS / name).iterdir()):
         runs = sorted(folder.glob("seed-*"))
         if runs:
@@ -83,18 +91,19 @@ def run_table(name: str) -> str:
     return "\n".join(lines[2:]) + "\n"
 
 
-def text(name: str, file: str) -> str:
-    r"""Returns a file of a result folder."""
-    return (RESULTS / name / file).read_text()
+def rows_of(name: str, file: str) -> str:
+    r"""Returns the table in a Markdown file of a result folder."""
+    lines = (RESULTS / name / file).read_text().splitlines()
+    return "".join(f"{line}\n" for line in lines if line.startswith("|"))
 
 
 TABLES: dict[str, Callable[[], str]] = {
     "study": lambda: study("study"),
-    "finalists": lambda: study("finalists"),
+    "finalists": lambda: study("finalists", cifar10_pack_cpu="end-point + class + broad"),
     "cifar10-pack": lambda: run_table("cifar10_pack_cpu"),
     "digits": lambda: run_table("digits"),
-    "latency": lambda: text("latency", "latency.md"),
-    "gradient-snr": lambda: text("gradient_snr", "gradient_snr.md"),
+    "latency": lambda: rows_of("latency", "latency.md"),
+    "gradient-snr": lambda: rows_of("gradient_snr", "gradient_snr.md"),
 }
 
 
@@ -116,7 +125,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     status = 0
     for path in PAGES:
         old = path.read_text()
-        new = render(old)
+        try:
+            new = render(old)
+        except (OSError, KeyError) as error:
+            print(f"{path.name}: a table cannot be made: {error}", file=sys.stderr)
+            return 1
         if new == old:
             continue
         if args.check:

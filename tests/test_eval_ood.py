@@ -30,7 +30,7 @@ def test_train_then_evaluate_the_checkpoint(
     assert "FPR@95: fraction of ID flagged" in printed
 
     command = ["--checkpoint", str(first), "--out", str(second), "--quiet"]
-    assert main([*command, "evaluation.batch_size=7"]) == 0
+    assert main([*command, "evaluation.batch_size=512"]) == 0
     tables = [(folder / "metrics.csv").read_text().splitlines() for folder in (first, second)]
     # All but the scoring seconds, in the row of the ID set.
     assert tables[0][0] == tables[1][0]
