@@ -144,6 +144,18 @@ def test_a_run_leaves_its_folder_and_the_model_scores_alike(
     np.testing.assert_allclose(stored.score[:40], expected, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("amp", ["bf16", "fp16"])
+def test_autocast_trains_in_half_precision_and_scores_in_single(
+    tmp_path: Path, digits: BenchmarkData, amp: str
+) -> None:
+    training = {**SMALL["training"], "amp": amp}
+    config = Config.from_mapping({**SMALL, "training": training})
+    scorer, outcome, _ = train_run(config, digits, tmp_path, torch.device("cpu"), progress=False)
+    assert outcome.finished
+    assert {p.dtype for p in scorer.ratio.parameters()} == {torch.float32}
+    assert np.isfinite(scorer.score(digits.id_test.images[:8])).all()
+
+
 def test_train_run_resumes_to_the_same_weights(tmp_path: Path, digits: BenchmarkData) -> None:
     config = Config.from_mapping(SMALL)
     device = torch.device("cpu")

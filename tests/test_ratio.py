@@ -251,8 +251,8 @@ def with_head(head: nn.Module) -> nn.Module:
 @pytest.mark.parametrize(
     ("network", "message"),
     [
-        (Counter(8), "Only a CoefficientNetwork with its own forward .* got Counter"),
-        (Saturating(MLP(4, 32), 32, 8), "Only a CoefficientNetwork .* got Saturating"),
+        (Counter(8), "Only a plain CoefficientNetwork .* got Counter"),
+        (Saturating(MLP(4, 32), 32, 8), "Only a plain CoefficientNetwork .* got Saturating"),
         (with_head(nn.Sequential(nn.Linear(32, 8))), "Only an affine head .* got Sequential"),
         (with_head(ClampedLinear(32, 8)), "Only an affine head .* got ClampedLinear"),
     ],
@@ -287,3 +287,10 @@ def test_dtypes_survive(size: int) -> None:
 
     assert ratio(x).dtype == ratio.time_score(x, t).dtype == ratio.fold()(x).dtype == torch.float32
     assert ratio.double()(x.double()).dtype == torch.float64
+
+
+def test_fold_refuses_hooks_which_may_change_the_output() -> None:
+    network = CoefficientNetwork(MLP(4, 32), 32, 8)
+    network.head.register_forward_hook(lambda module, inputs, output: output.tanh())
+    with pytest.raises(TypeError, match="hooks"):
+        OneStepRatio(network, RBFBasis(size=8)).fold()
