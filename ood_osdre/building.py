@@ -96,7 +96,8 @@ def build_ratio(config: Config, classes: int, features: int | None = None) -> On
             backbone,
             width,
             basis.size,
-            classes=classes if network.classes_head else 0,
+            # A head that nothing trains would report an accuracy that means nothing.
+            classes=classes if network.classes_head and config.objective.class_weight else 0,
             cells=per_block,
         ),
         RBFBasis(basis.kernel, basis.size, basis.sigma, basis.floor, basis.learnable),

@@ -40,7 +40,7 @@ class NetworkConfig(Section):
             layer an entry.
         stem_stride: The stride of its stem; 2 trades detail for a fourfold speed-up.
         norm: Batch or group normalisation.
-        classes_head: Whether a class head is built where the ID data have labels.
+        classes_head: Whether a class head is built where `objective.class_weight` trains it.
     """
 
     kind: Literal["resnet", "mlp"] = "resnet"
