@@ -160,7 +160,7 @@ def test_the_papers_joint_loss_is_linear_in_the_time_score_and_ours_is_not() -> 
     draw, weights = problem.quadrature(term.times)
 
     s = problem.time_score(problem.path.sample(*draw[:4]), draw.t)
-    second_moment = float(weights @ s**2)
+    second_moment = float((weights @ s**2).detach())
 
     @torch.no_grad()
     def ours(scale: float) -> float:
