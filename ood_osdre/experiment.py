@@ -34,7 +34,7 @@ from .paths import Moments
 from .plots import score_density
 from .ratio import OneStepRatio
 from .records import RunRecord
-from .scores import read_scores, write_scores
+from .scores import Scores, read_scores, write_scores
 from .tables import MetricsTable
 from .training import Outcome, Trainer
 
@@ -197,14 +197,12 @@ def evaluate_run(
         folded, data, scorer.preprocess, config.evaluation.batch_size, progress
     )
     scores, title = done.scores, data.manifest.title
-    table = MetricsTable.of(
-        scores.metrics(),
-        title=title,
-        absent=data.absent_by_role(),
+    table = _table(
+        scores,
+        data,
         accuracy=done.accuracy,
         seconds=done.seconds,
         parameters=count_parameters(scorer.ratio),
-        counts=scores.counts(),
         reference=data.reference_name or scorer.metadata.get("reference"),
     )
     write_scores(folder / "scores.npz", scores)
@@ -256,15 +254,34 @@ def finished_table(folder: Path, config: Config, data: BenchmarkData) -> Metrics
             "--out."
         )
     scores = read_scores(folder / "scores.npz")
+    return _table(
+        scores,
+        data,
+        accuracy=record["results"]["accuracy"],
+        seconds=record["score_seconds"],
+        parameters=record["results"]["parameters"],
+        reference=record["data"]["reference"],
+    )
+
+
+def _table(
+    scores: Scores,
+    data: BenchmarkData,
+    accuracy: float | None,
+    seconds: float,
+    parameters: int,
+    reference: str | None,
+) -> MetricsTable:
+    r"""Returns the table of a run, whether it was just scored or read from its files."""
     return MetricsTable.of(
         scores.metrics(),
         title=data.manifest.title,
         absent=data.absent_by_role(),
-        accuracy=record["results"]["accuracy"],
-        seconds=record["score_seconds"],
-        parameters=record["results"]["parameters"],
+        accuracy=accuracy,
+        seconds=seconds,
+        parameters=parameters,
         counts=scores.counts(),
-        reference=record["data"]["reference"],
+        reference=reference,
     )
 
 
