@@ -1,11 +1,20 @@
 r"""From a configuration to the parts it describes: ratio, path, times and objective."""
 
-__all__ = ["build_objective", "build_path", "build_ratio", "build_times"]
+__all__ = ["build_backbone", "build_objective", "build_path", "build_ratio", "build_times"]
 
 from collections.abc import Callable
 
 from torch import nn
 
+from .baselines import (
+    Classifier,
+    DirectRatio,
+    TimeConditionedConditionalMatching,
+    TimeConditionedMLP,
+    TimeConditionedRatio,
+    TimeConditionedResNet,
+    TimeConditionedScoreMatching,
+)
 from .bases import RBFBasis
 from .config import Config
 from .errors import UserError
@@ -22,6 +31,7 @@ from .objectives import (
     LogitNormalTimes,
     NoiseVarianceWeight,
     Objective,
+    OutlierExposure,
     PathDifference,
     PathVariance,
     Shrinkage,
@@ -32,7 +42,7 @@ from .objectives import (
     Weight,
 )
 from .paths import GaussianPath, Moments
-from .ratio import OneStepRatio
+from .ratio import OneStepRatio, RatioModel
 from .schedules import (
     FollmerSchedule,
     KumaraswamySchedule,
@@ -66,8 +76,8 @@ WEIGHTS: dict[str, Callable[[GaussianPath, Moments], Weight]] = {
 }
 
 
-def build_ratio(config: Config, classes: int, features: int | None = None) -> OneStepRatio:
-    r"""Builds an untrained ratio.
+def build_ratio(config: Config, classes: int, features: int | None = None) -> RatioModel:
+    r"""Builds an untrained ratio, or a rival.
 
     Arguments:
         config: The configuration.
@@ -75,33 +85,66 @@ def build_ratio(config: Config, classes: int, features: int | None = None) -> On
         features: The dimension of the inputs, for an MLP; None for images.
 
     Raises:
-        UserError: If the network is one for other inputs.
+        UserError: If the network is one for other inputs, or a classifier has no classes.
     """
-    network, basis = config.network, config.basis
-    backbone: nn.Module
-    if network.kind == "resnet":
-        backbone = ResNetBackbone(network.width, network.depths, network.stem_stride, network.norm)
-        width = backbone.features
-    else:
-        if features is None:
-            raise UserError(
-                "network.kind: got mlp, which takes vectors; expected resnet for images."
-            )
-        width = round(256 * network.width)
-        backbone = MLP(features, width, depth=len(network.depths))
-    objective = config.objective
+    objective, evaluation = config.objective, config.evaluation
+    if config.estimator == "time_conditioned":
+        return TimeConditionedRatio(
+            _time_network(config, features),
+            evaluation.evaluations,
+            build_path(config).t_range,
+            evaluation.solver,
+        )
+    backbone, width = build_backbone(config, features)
+    # A head that nothing trains would report an accuracy that means nothing.
+    trained = objective.class_weight or objective.outlier_exposure
+    classes = classes if config.network.classes_head and trained else 0
+    if config.estimator == "classifier":
+        if classes < 2:
+            raise UserError(f"estimator: a classifier needs two ID classes, got {classes}.")
+        return Classifier(backbone, width, classes, evaluation.score, evaluation.neighbours)
+    if config.estimator == "direct":
+        return DirectRatio(backbone, width, classes)
+
+    basis = config.basis
     per_block = objective.conditional > 0 and objective.conditional_form.endswith("per_block")
     return OneStepRatio(
-        CoefficientNetwork(
-            backbone,
-            width,
-            basis.size,
-            # A head that nothing trains would report an accuracy that means nothing.
-            classes=classes if network.classes_head and config.objective.class_weight else 0,
-            cells=per_block,
-        ),
+        CoefficientNetwork(backbone, width, basis.size, classes, cells=per_block),
         RBFBasis(basis.kernel, basis.size, basis.sigma, basis.floor, basis.learnable),
     )
+
+
+def build_backbone(config: Config, features: int | None = None) -> tuple[nn.Module, int]:
+    r"""Builds an untrained backbone and returns it with the number of its features.
+
+    Arguments:
+        config: The configuration.
+        features: The dimension of the inputs, for an MLP; None for images.
+
+    Raises:
+        UserError: If the network is one for other inputs.
+    """
+    network = config.network
+    if network.kind == "resnet":
+        resnet = ResNetBackbone(network.width, network.depths, network.stem_stride, network.norm)
+        return resnet, resnet.features
+    mlp = MLP(_vectors(features), round(256 * network.width), depth=len(network.depths))
+    return mlp, mlp.features
+
+
+def _time_network(config: Config, features: int | None) -> nn.Module:
+    network = config.network
+    if network.kind == "resnet":
+        return TimeConditionedResNet(network.width, network.depths, network.stem_stride)
+    return TimeConditionedMLP(
+        _vectors(features), round(256 * network.width), depth=len(network.depths)
+    )
+
+
+def _vectors(features: int | None) -> int:
+    if features is None:
+        raise UserError("network.kind: got mlp, which takes vectors; expected resnet for images.")
+    return features
 
 
 def build_path(config: Config) -> GaussianPath:
@@ -131,8 +174,10 @@ def build_times(config: Config, path: GaussianPath, moments: Moments) -> Times:
 
 def build_objective(
     config: Config, path: GaussianPath, times: Times, moments: Moments
-) -> Objective:
+) -> nn.Module:
     r"""Builds the weighted sum of the terms that the configuration switches on.
+
+    A time-conditioned rival has the objective of its one term.
 
     Arguments:
         config: The configuration.
@@ -142,12 +187,20 @@ def build_objective(
     """
     o = config.objective
     weight = WEIGHTS[o.weight](path, moments)
+    if config.estimator == "time_conditioned":
+        if o.conditional:
+            return TimeConditionedConditionalMatching(path, weight)
+        return TimeConditionedScoreMatching(path, weight, times)
     terms: dict[str, tuple[float, Callable[[], Term]]] = {
         "endpoint": (
             o.endpoint,
             lambda: EndPointLoss(path, loss=o.endpoint_loss, clean=o.endpoint_clean),
         ),
         "class": (o.class_weight, lambda: ClassLoss(path, clean=o.endpoint_clean)),
+        "outlier_exposure": (
+            o.outlier_exposure,
+            lambda: OutlierExposure(path, clean=o.endpoint_clean),
+        ),
         "conditional": (
             o.conditional,
             lambda: ConditionalScoreMatching(path, weight, form=o.conditional_form),
@@ -157,4 +210,5 @@ def build_objective(
         "shrinkage": (o.shrinkage, lambda: Shrinkage(path, clean=o.endpoint_clean)),
         "path_variance": (o.path_variance, lambda: PathVariance(path, moments)),
     }
-    return Objective({name: (w, make()) for name, (w, make) in terms.items() if w > 0})
+    chosen = {name: (w, make()) for name, (w, make) in terms.items() if w > 0}
+    return Objective(chosen, separate=o.separate_forwards)

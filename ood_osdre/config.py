@@ -24,11 +24,12 @@ __all__ = [
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from .conflicts import conflicts
 from .errors import UserError
 from .options import Section, Value, check, option_types, parse_yaml, read_yaml
 from .resources import find
@@ -55,6 +56,8 @@ class Config(Section):
         id: The in-distribution data set.
         benchmark: The manifest that lists the reference and OOD sets.
         reference: The reference set; null for the manifest's own.
+        estimator: The one-step ratio, or a rival (:mod:`ood_osdre.baselines`): a direct ratio, a
+            time-conditioned score, a classifier.
         title: The title of tables and plots.
         note: Anything worth recording with the run.
         network: See :class:`NetworkConfig`.
@@ -75,6 +78,7 @@ class Config(Section):
     id: str = "cifar10"
     benchmark: str = "openood"
     reference: str | None = None
+    estimator: Literal["one_step", "direct", "time_conditioned", "classifier"] = "one_step"
     title: str | None = None
     note: str | None = None
     network: NetworkConfig = field(default_factory=NetworkConfig)
@@ -88,7 +92,7 @@ class Config(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for problem in _conflicts(self):
+        for problem in conflicts(self):
             raise UserError(f"Config: {problem}")
 
     @classmethod
@@ -110,11 +114,6 @@ class Config(Section):
         text = json.dumps(self.to_dict(), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
-
-# Facts of the networks and schedules, kept here because reading those modules costs seconds; the
-# tests hold them against each other.
-WIDTH_STEP, STAGES = 1 / 8, 4
-OPEN_SCHEDULES = ("vp", "follmer")
 
 SECTIONS: dict[str, type] = {
     name: hint
@@ -274,49 +273,3 @@ def _build(values: Mapping[str, Any], source: str) -> Config:
         return Config(**top)
     except UserError as error:
         raise UserError(str(error).replace("Config", source, 1)) from None
-
-
-def _conflicts(config: Config) -> Iterator[str]:
-    r"""Yields what cannot be meant together, as ends of messages."""
-    basis, network, objective = config.basis, config.network, config.objective
-    terms = ("endpoint", "conditional", "time_score", "path_difference")
-    if basis.sigma <= basis.floor:
-        yield f"basis.sigma: got {basis.sigma:g}, expected more than basis.floor ({basis.floor:g})."
-    if not any(getattr(objective, term) for term in terms):
-        yield f"objective: no term trains the ratio, set one of {', '.join(terms)} above 0."
-    if objective.class_weight and not network.classes_head:
-        yield "objective.class_weight: is on, but network.classes_head is false."
-    yield from _network_conflicts(config)
-    yield from _path_conflicts(config)
-    broaden, mixture = config.data.broaden, config.data.mixture
-    if broaden + mixture > 1:
-        yield (
-            f"data.mixture: got {mixture:g}, expected at most {1 - broaden:g}, what "
-            f"data.broaden ({broaden:g}) leaves."
-        )
-
-
-def _network_conflicts(config: Config) -> Iterator[str]:
-    network, objective = config.network, config.objective
-    if network.kind == "resnet":
-        if network.width % WIDTH_STEP:
-            yield f"network.width: got {network.width:g}, expected a multiple of {WIDTH_STEP:g}."
-        if len(network.depths) != STAGES:
-            yield f"network.depths: got {len(network.depths)} entries, expected {STAGES}."
-    elif objective.conditional and objective.conditional_form.endswith("per_block"):
-        yield (
-            f"objective.conditional_form: {objective.conditional_form} needs the feature map of "
-            f"network.kind resnet, got {network.kind}."
-        )
-
-
-def _path_conflicts(config: Config) -> Iterator[str]:
-    path, learnable = config.path, config.objective.path_variance > 0
-    if learnable and not path.schedule.startswith("kumaraswamy"):
-        yield (
-            f"objective.path_variance: is on, but path.schedule {path.schedule} has no parameters."
-        )
-    if learnable and path.noise != "dequantisation" and path.gamma2 == 0:
-        yield "path.gamma2: got 0, expected more where objective.path_variance is on."
-    if path.schedule in OPEN_SCHEDULES and path.t_min == 0:
-        yield f"path.t_min: got 0, expected more, or null, with path.schedule {path.schedule}."

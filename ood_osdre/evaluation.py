@@ -6,7 +6,14 @@ kinds of images that no table reports: *near*, classes of the reference held out
 is `val_auroc`. OOD validation lists join only on request, which the run record says.
 """
 
-__all__ = ["Evaluation", "Validation", "count_parameters", "evaluate_benchmark", "score_images"]
+__all__ = [
+    "Evaluation",
+    "Validation",
+    "count_parameters",
+    "deployed",
+    "evaluate_benchmark",
+    "score_images",
+]
 
 import time
 from collections.abc import Mapping
@@ -18,19 +25,21 @@ from numpy.typing import NDArray
 from torch import nn
 from tqdm import tqdm
 
+from .baselines import Classifier, TimeConditionedRatio
 from .data import BenchmarkData, ImageSet
 from .data.development import development_sets
 from .data.preprocess import Preprocess
 from .metrics import ood_metrics
-from .ratio import FoldedRatio, OneStepRatio
+from .ratio import RatioModel
 from .scores import Scores
+from .sections import EvaluationConfig
 
 Images = NDArray[np.uint8]
 
 
 @torch.inference_mode()
 def score_images(
-    scorer: OneStepRatio | FoldedRatio,
+    scorer: RatioModel,
     images: Images,
     preprocess: Preprocess,
     batch_size: int = 512,
@@ -97,7 +106,7 @@ class Validation:
             self.near["ood_val"] = _thinned(ood_val, limit).images
         self.far = development_sets(self.id_val.images, size)
 
-    def __call__(self, ratio: OneStepRatio) -> dict[str, float]:
+    def __call__(self, ratio: RatioModel) -> dict[str, float]:
         r"""Returns the validation numbers of a ratio."""
         id_scores, predicted = self._score(ratio, self.id_val.images)
 
@@ -132,7 +141,7 @@ class Validation:
         return f"largest validation AUROC {select}: {rule}; no test OOD set is read before the end"
 
     def _score(
-        self, ratio: OneStepRatio, images: Images
+        self, ratio: RatioModel, images: Images
     ) -> tuple[NDArray[np.float32], NDArray[np.int64] | None]:
         return score_images(ratio, images, self.preprocess, self.batch_size)
 
@@ -153,7 +162,7 @@ class Evaluation:
 
 
 def evaluate_benchmark(
-    scorer: OneStepRatio | FoldedRatio,
+    scorer: RatioModel,
     data: BenchmarkData,
     preprocess: Preprocess,
     batch_size: int = 512,
@@ -186,6 +195,32 @@ def evaluate_benchmark(
                 accuracy = float(np.mean(predicted == images.labels))
             scores.add(role, name, score, images.labels, images.names)
     return Evaluation(scores, accuracy, time.perf_counter() - started)
+
+
+def deployed(
+    ratio: RatioModel, options: EvaluationConfig, id_train: ImageSet, preprocess: Preprocess
+) -> RatioModel:
+    r"""Returns the model that scores: a ratio folded, a rival as the options ask.
+
+    Arguments:
+        ratio: The trained model.
+        options: The solver of a time-conditioned ratio, the score of a classifier.
+        id_train: The ID training set, whose features are the neighbours of the score `knn`.
+        preprocess: The preprocessing, with the statistics of the ID data.
+    """
+    model = ratio.fold()
+    if isinstance(model, TimeConditionedRatio):
+        model.solver, model.evaluations = options.solver, options.evaluations
+    if isinstance(model, Classifier):
+        model.score, model.neighbours = options.score, options.neighbours
+        if options.score == "knn":
+            size = options.batch_size
+            starts = range(0, len(id_train), size)
+            model.fit(
+                preprocess(torch.as_tensor(np.ascontiguousarray(id_train.images[i : i + size])))
+                for i in starts
+            )
+    return model
 
 
 def _thinned(images: ImageSet, limit: int | None) -> ImageSet:

@@ -26,13 +26,14 @@ from .errors import UserError
 from .evaluation import (
     Validation,
     count_parameters,
+    deployed,
     evaluate_benchmark,
     score_images,
 )
 from .files import write_text_atomic
 from .paths import Moments
 from .plots import score_density
-from .ratio import OneStepRatio
+from .ratio import RatioModel
 from .records import RunRecord
 from .scores import Scores, read_scores, write_scores
 from .tables import MetricsTable
@@ -52,7 +53,7 @@ class Scorer:
         metadata: Configuration, classes and image statistics.
     """
 
-    ratio: OneStepRatio
+    ratio: RatioModel
     preprocess: Preprocess
     metadata: Mapping[str, Any]
 
@@ -190,11 +191,11 @@ def evaluate_run(
         The table of the run.
     """
     device = scorer.preprocess.device
-    folded = scorer.ratio.fold()
+    model = deployed(scorer.ratio, config.evaluation, data.id_train, scorer.preprocess)
     if config.training.channels_last:
-        folded.to(memory_format=torch.channels_last)
+        model.to(memory_format=torch.channels_last)
     done = evaluate_benchmark(
-        folded, data, scorer.preprocess, config.evaluation.batch_size, progress
+        model, data, scorer.preprocess, config.evaluation.batch_size, progress
     )
     scores, title = done.scores, data.manifest.title
     table = _table(

@@ -20,8 +20,9 @@ Scores and ratios are formed in float32 at least, also under autocast: log-ratio
 exceed what float16 can hold and what bfloat16 can resolve.
 """
 
-__all__ = ["FoldedRatio", "OneStepRatio"]
+__all__ = ["FoldedRatio", "OneStepRatio", "RatioModel"]
 
+import abc
 import copy
 
 import torch
@@ -31,7 +32,56 @@ from .bases import TemporalBasis
 from .networks import CoefficientNetwork, Coefficients
 
 
-class OneStepRatio(nn.Module):
+class RatioModel(nn.Module, abc.ABC):
+    r"""Abstract model of a log-ratio: what training, evaluation and checkpoints work with.
+
+    The rivals of :mod:`ood_osdre.baselines` have the same face.
+    """
+
+    @abc.abstractmethod
+    def coefficients(self, x: Tensor) -> Coefficients:
+        r"""Evaluates the network.
+
+        Arguments:
+            x: The inputs, with shape :math:`(B, *)`.
+
+        Returns:
+            The coefficients; `total` has shape :math:`(B, K)`.
+        """
+
+    @abc.abstractmethod
+    def log_ratio_of(self, h: Tensor) -> Tensor:
+        r"""Returns the log-ratio of coefficients.
+
+        Arguments:
+            h: The coefficients, with shape :math:`(*, K)`.
+
+        Returns:
+            The log-ratios, in nats (larger = more ID), with shape :math:`(*)`.
+        """
+
+    def log_ratio(self, x: Tensor) -> Tensor:
+        r"""Returns the log-ratio.
+
+        Arguments:
+            x: The inputs, with shape :math:`(B, *)`.
+
+        Returns:
+            The log-ratios, in nats (larger = more ID), with shape :math:`(B)`.
+        """
+        return self.log_ratio_of(self.coefficients(x).total)
+
+    def forward(self, x: Tensor) -> Tensor:
+        r"""Returns the log-ratio, as :meth:`log_ratio` does."""
+        return self.log_ratio(x)
+
+    @torch.no_grad()
+    def fold(self) -> "RatioModel":
+        r"""Returns the model to deploy, in evaluation mode, sharing no memory with this one."""
+        return copy.deepcopy(self).eval()
+
+
+class OneStepRatio(RatioModel):
     r"""The time score and the log-ratio of a network and a basis.
 
     Arguments:
@@ -121,21 +171,6 @@ class OneStepRatio(nn.Module):
         """
         return self.score(self.coefficients(x).total, t)
 
-    def log_ratio(self, x: Tensor) -> Tensor:
-        r"""Returns the log-ratio, with one network evaluation.
-
-        Arguments:
-            x: The inputs, with shape :math:`(B, *)`.
-
-        Returns:
-            The log-ratios, in nats (larger = more ID), with shape :math:`(B)`.
-        """
-        return self.log_ratio_of(self.coefficients(x).total)
-
-    def forward(self, x: Tensor) -> Tensor:
-        r"""Returns the log-ratio, as :meth:`log_ratio` does."""
-        return self.log_ratio(x)
-
     @torch.no_grad()
     def fold(self) -> "FoldedRatio":
         r"""Returns the same scorer with the basis folded into a head of one output.
@@ -174,7 +209,7 @@ class OneStepRatio(nn.Module):
         return self.scale * (h * g).sum(dim=-1)
 
 
-class FoldedRatio(nn.Module):
+class FoldedRatio(RatioModel):
     r"""The deployed scorer: a backbone under an affine head of one output, the log-ratio.
 
     Made by :meth:`OneStepRatio.fold`.
@@ -220,10 +255,6 @@ class FoldedRatio(nn.Module):
             The log-ratios, in nats (larger = more ID), with shape :math:`(B)`.
         """
         return self._log_ratio_of(self.backbone(x)).squeeze(-1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        r"""Returns the log-ratio, as :meth:`log_ratio` does."""
-        return self.log_ratio(x)
 
     def _log_ratio_of(self, features: Tensor) -> Tensor:
         with torch.autocast(features.device.type, enabled=False):

@@ -117,6 +117,7 @@ class ObjectiveConfig(Section):
         endpoint_loss: Its form.
         endpoint_clean: Whether it sees the clean ends, not the path's dequantised ones.
         class_weight: The weight of the class head's cross-entropy on ID data.
+        outlier_exposure: The weight of the class head's uniformity on the reference.
         conditional: The weight of conditional score matching.
         conditional_form: Its form; all share one minimiser.
         time_score: The weight of time score matching with boundary terms.
@@ -125,12 +126,17 @@ class ObjectiveConfig(Section):
         shrinkage: The weight of the squared log-ratio, which bounds it.
         path_variance: The weight of the learnable schedule's own closed-form variance.
         weight: The weighting :math:`\lambda(t)` of the score-matching terms.
+        separate_forwards: Whether reference and ID images pass the network apart, as the paper's
+            rivals do; with batch normalisation a shortcut that ends with training.
     """
 
     endpoint: Weight = 1.0
-    endpoint_loss: Literal["logistic", "lsif", "kliep"] = "logistic"
+    endpoint_loss: Literal["logistic", "nce", "infonce", "chisq", "pw", "lsif", "kliep"] = (
+        "logistic"
+    )
     endpoint_clean: bool = False
     class_weight: Weight = 0.0
+    outlier_exposure: Weight = 0.0
     conditional: Weight = 0.0
     conditional_form: Literal["scalar", "antithetic", "per_block", "antithetic_per_block"] = (
         "scalar"
@@ -143,6 +149,7 @@ class ObjectiveConfig(Section):
     weight: Literal["constant", "bridge", "inverse_variance", "noise_variance"] = (
         "inverse_variance"
     )
+    separate_forwards: bool = False
 
 
 @dataclass(frozen=True)
@@ -212,8 +219,16 @@ class EvaluationConfig(Section):
         batch_size: The number of images scored at once.
         select: The validation quantity whose best step is kept.
         use_ood_val: Whether selection sees the OOD validation lists; recorded in the run file.
+        solver: How a time-conditioned score is integrated.
+        evaluations: The number of network evaluations of its trapezoidal rule.
+        score: The score of a classifier.
+        neighbours: The :math:`k` of its nearest-neighbour score.
     """
 
     batch_size: Count = 512
     select: Literal["val_auroc", "val_near", "val_far"] = "val_auroc"
     use_ood_val: bool = False
+    solver: Literal["trapezoid", "ode"] = "trapezoid"
+    evaluations: Annotated[int, Range(low=2)] = 10
+    score: Literal["msp", "energy", "knn"] = "msp"
+    neighbours: Count = 50

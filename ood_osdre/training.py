@@ -31,9 +31,9 @@ from tqdm import tqdm
 from . import checkpoints
 from .errors import UserError
 from .files import write_text_atomic
-from .objectives import Draw, Objective
+from .objectives import Draw
 from .optimisation import adamw, autocast_dtype, average_into, learning_rate_factor
-from .ratio import OneStepRatio
+from .ratio import RatioModel
 from .sections import TrainingConfig
 from .signals import caught_signals
 
@@ -43,7 +43,7 @@ REPORT_EVERY, LOG_EVERY = 20, 100
 # The log of a run, one JSON object a line, in its folder.
 LOG = "log.jsonl"
 
-Validate = Callable[[OneStepRatio], Mapping[str, float]]
+Validate = Callable[[RatioModel], Mapping[str, float]]
 
 
 @dataclass
@@ -84,8 +84,8 @@ class Trainer:
 
     def __init__(
         self,
-        ratio: OneStepRatio,
-        objective: Objective,
+        ratio: RatioModel,
+        objective: nn.Module,
         batches: Callable[[int], Draw],
         options: TrainingConfig,
         validate: Validate | None = None,

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ood_osdre.data import ImageSet
-from ood_osdre.data.augment import BROADENINGS, broaden, flip_crop
+from ood_osdre.data.augment import BROADENINGS, Randomness, broaden, flip_crop
 from ood_osdre.data.batches import PairBatches
 from ood_osdre.data.development import development_sets, noise, patch_shuffle, shapes
 from ood_osdre.data.preprocess import Preprocess
@@ -29,6 +29,10 @@ def image_set(size: int, value: int | None = None, side: int = 8) -> ImageSet:
 
 def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
+
+
+def random() -> Randomness:
+    return Randomness(generator(), generator(1))
 
 
 def make(id_train: ImageSet, reference: ImageSet, seed: int = 0, **options: object) -> PairBatches:
@@ -133,21 +137,21 @@ class TestBroaden:
     @pytest.mark.parametrize("name", BROADENINGS)
     def test_every_family_stays_in_range_changes_images_and_is_finite(self, name: str) -> None:
         for x in (torch.rand(8, 3, 16, 16), torch.zeros(8, 3, 16, 16), torch.ones(8, 3, 16, 16)):
-            y = BROADENINGS[name](x, generator())
+            y = BROADENINGS[name](x, random())
             assert y.shape == x.shape
             assert bool((y >= 0).all() and (y <= 1).all())
         x = torch.rand(8, 3, 16, 16)
-        assert bool((BROADENINGS[name](x, generator()) != x).flatten(1).any(1).all())
+        assert bool((BROADENINGS[name](x, random()) != x).flatten(1).any(1).all())
 
     def test_half_of_the_images_are_grey(self) -> None:
-        y = broaden(torch.rand(400, 3, 8, 8), generator())
+        y = broaden(torch.rand(400, 3, 8, 8), random())
         grey = ((y - y.mean(dim=1, keepdim=True)).abs() < 1e-12).flatten(1).all(1)
         assert 0.4 < float(grey.double().mean()) < 0.75  # edges and thresholds are grey anyway
 
     def test_one_image_and_none(self) -> None:
         for size in (0, 1):
             x: Tensor = torch.rand(size, 3, 8, 8)
-            assert broaden(x, generator()).shape == x.shape
+            assert broaden(x, random()).shape == x.shape
 
 
 class TestDevelopment:

@@ -5,11 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from ood_osdre.commands.eval_ood import BENCHMARKS, FAILED, UNFINISHED, default_config, main
 from ood_osdre.config import load_config
+from ood_osdre.scores import read_scores
 
 FAST = ["--quiet", "--device", "cpu", "network.width=0.125", "network.depths=[1, 1, 1, 1]"]
 FAST += ["network.stem_stride=2", "training.batch_size=8", "data.val_limit=20"]
@@ -173,3 +175,35 @@ def test_help_and_key_errors_do_not_import_torch() -> None:
             [sys.executable, "-c", code, *arguments], capture_output=True, check=False
         )
         assert done.returncode == 0, done.stderr
+
+
+RIVALS = {
+    "direct": ["objective.endpoint_loss=kliep", "objective.separate_forwards=true"],
+    "time_conditioned": [
+        "network.norm=group", "objective.endpoint=0", "objective.class_weight=0",
+        "objective.time_score=1", "evaluation.evaluations=2",
+    ],
+    "classifier": ["objective.endpoint=0", "objective.outlier_exposure=0.5"],
+}  # fmt: skip
+AGAIN = {
+    "direct": ["evaluation.batch_size=100"],
+    "time_conditioned": ["evaluation.evaluations=3"],
+    "classifier": ["evaluation.score=knn", "evaluation.neighbours=3"],
+}
+
+
+@pytest.mark.parametrize("estimator", RIVALS)
+def test_a_rival_is_trained_scored_and_scored_anew(tmp_path: Path, estimator: str) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    command = ["--id", "digits", "--out", str(first), "--max-steps", "2", *FAST]
+    assert main([*command, f"estimator={estimator}", *RIVALS[estimator]]) == 0
+    command = ["--checkpoint", str(first), "--out", str(second), "--quiet", "--device", "cpu"]
+    assert main([*command, *AGAIN[estimator]]) == 0
+
+    records = [json.loads((run / "run.json").read_text()) for run in (first, second)]
+    assert [r["config"]["estimator"] for r in records] == [estimator] * 2
+    scores = [read_scores(run / "scores.npz").of("id") for run in (first, second)]
+    same = all(
+        np.allclose(a.score, b.score) for a, b in zip(*map(dict.values, scores), strict=True)
+    )
+    assert same == (estimator == "direct")

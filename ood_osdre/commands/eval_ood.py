@@ -186,7 +186,9 @@ def evaluate_checkpoint(args: argparse.Namespace) -> "MetricsTable":
         raise UserError(f"--checkpoint {source}: trained with --id {config.id}, not {args.id}.")
     manifest = load_manifest(args.benchmark or config.benchmark, config.id)
     announce(f"{manifest.title}\n  checkpoint {source}, device {device}")
-    data = load_benchmark(manifest, args.data_root, args.cache_dir, training=False)
+    # Nearest neighbours are those among the ID training images.
+    training = config.estimator == "classifier" and config.evaluation.score == "knn"
+    data = load_benchmark(manifest, args.data_root, args.cache_dir, training=training)
 
     args.out = args.out or Path("runs") / f"{args.checkpoint.resolve().name}-on-{manifest.name}"
     with claimed(args.out):

@@ -17,12 +17,12 @@ from torch import Tensor
 from ..errors import UserError
 from ..objectives import Draw, Times
 from ..sections import DataConfig
-from .augment import broaden, flip_crop
+from .augment import Randomness, broaden, flip_crop
 from .preprocess import Preprocess
 from .sets import ImageSet
 
 # Streams of randomness that must not coincide.
-BATCH, SHUFFLE_ID, SHUFFLE_REFERENCE, LIMIT = range(4)
+BATCH, SHUFFLE_ID, SHUFFLE_REFERENCE, LIMIT, HOST = range(5)
 
 
 class PairBatches:
@@ -85,7 +85,8 @@ class PairBatches:
         x_0 = self._augmented(self.reference_images, chosen, generator)
         broadened = round(self.options.broaden * self.batch_size)
         if broadened:
-            x_0 = torch.cat([broaden(x_0[:broadened], generator), x_0[broadened:]])
+            random = Randomness(generator, step_generator(self.seed, HOST, step, "cpu"))
+            x_0 = torch.cat([broaden(x_0[:broadened], random), x_0[broadened:]])
         mixed = round(self.options.mixture * self.batch_size)
         if mixed:
             # Rolled, so that no ID image stands in both halves of one pair.
@@ -106,7 +107,11 @@ class PairBatches:
         for epoch in sorted(set(epochs)):
             order = self._shuffle(epoch, stream, total)
             parts.append(order[positions[positions // total == epoch] % total])
-        return torch.cat(parts).to(self.preprocess.device)
+        indices = torch.cat(parts)
+        if self.preprocess.device.type == "cuda":
+            # From pinned memory the copy does not wait for the device.
+            indices = indices.pin_memory()
+        return indices.to(self.preprocess.device, non_blocking=True)
 
     def _shuffle(self, epoch: int, stream: int, total: int) -> Tensor:
         cached = self._shuffles.get(stream)

@@ -12,6 +12,7 @@ Term                                         Needs             Minimiser
 :class:`ConditionalJointScoreMatching`
 :class:`EndPointLoss`                        path, or clean    dequantised, or clean, log-ratio
 :class:`ClassLoss`                           labels            class posterior
+:class:`OutlierExposure`                     --                uniform classes at the reference
 :class:`Shrinkage`                           --                zero log-ratio
 :class:`PathVariance`                        learnable path    minimum-variance path
 ============================================ ================= ==============================
@@ -37,6 +38,7 @@ __all__ = [
     "LogitNormalTimes",
     "NoiseVarianceWeight",
     "Objective",
+    "OutlierExposure",
     "PathDifference",
     "PathTerm",
     "PathVariance",
@@ -52,7 +54,7 @@ __all__ = [
 
 from .base import Draw, Objective, PathTerm, Ratio, Term, evaluate
 from .conditional import FORMS, ConditionalScoreMatching
-from .endpoint import LOSSES, ClassLoss, EndPointLoss, Shrinkage
+from .endpoint import LOSSES, ClassLoss, EndPointLoss, OutlierExposure, Shrinkage
 from .joint import ConditionalJointScoreMatching, DataScore, JointScoreMatching
 from .marginal import PathDifference, TimeScoreMatching
 from .times import InverseVarianceTimes, LogitNormalTimes, Times, UniformTimes

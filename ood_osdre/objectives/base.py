@@ -136,6 +136,9 @@ class Objective(nn.Module):
 
     Arguments:
         terms: The weight and the term under each name. All terms should be on the same path.
+        separate: Whether each point gets a forward pass of its own, as in the paper's rivals.
+            With batch normalisation that is the shortcut described above; it is here to be
+            measured, not used.
 
     Example:
         >>> from ood_osdre.objectives import EndPointLoss, Shrinkage
@@ -145,7 +148,7 @@ class Objective(nn.Module):
         [('endpoint', 1.0), ('shrinkage', 0.01)]
     """
 
-    def __init__(self, terms: Mapping[str, tuple[float, Term]]) -> None:
+    def __init__(self, terms: Mapping[str, tuple[float, Term]], separate: bool = False) -> None:
         super().__init__()
 
         if not terms or "total" in terms:
@@ -156,6 +159,7 @@ class Objective(nn.Module):
                 f"All terms should be on one path, got {len(paths)} paths in {list(terms)}."
             )
 
+        self.separate = separate
         self.weights = {name: float(weight) for name, (weight, _) in terms.items()}
         self.terms = nn.ModuleDict({name: term for name, (_, term) in terms.items()})
 
@@ -176,7 +180,8 @@ class Objective(nn.Module):
         points: dict[str, Tensor] = {}
         for term in terms.values():
             points = {**term.points(draw), **points}
-        at = evaluate(ratio, points)
+        groups = [{name: x} for name, x in points.items()] if self.separate else [points]
+        at = {name: h for group in groups for name, h in evaluate(ratio, group).items()}
 
         losses = {name: term.loss(ratio, draw, at) for name, term in terms.items()}
         total = sum(

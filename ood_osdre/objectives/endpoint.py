@@ -4,7 +4,7 @@ The log-ratio is one inner product away from the network's outputs, so a loss ma
 directly, at the two ends of the path.
 """
 
-__all__ = ["LOSSES", "ClassLoss", "EndPointLoss", "EndTerm", "Shrinkage"]
+__all__ = ["LOSSES", "ClassLoss", "EndPointLoss", "EndTerm", "OutlierExposure", "Shrinkage"]
 
 from collections.abc import Callable, Mapping
 
@@ -14,6 +14,9 @@ from torch.nn import functional as F
 from ..networks import Coefficients
 from ..paths import GaussianPath
 from .base import Draw, Ratio, Term
+
+# The public code of the paper adds this share of the reference's second moment.
+CHISQ_RIDGE = 0.1
 
 
 def _logistic(f_0: Tensor, f_1: Tensor, cap: float) -> Tensor:
@@ -28,6 +31,18 @@ def _kliep(f_0: Tensor, f_1: Tensor, cap: float) -> Tensor:
     return _capped_exp(f_0, cap) - f_1.clamp(max=cap)
 
 
+def _chisq(f_0: Tensor, f_1: Tensor, cap: float) -> Tensor:
+    return _lsif(f_0, f_1, cap) + CHISQ_RIDGE * _capped_exp(2 * f_0, 2 * cap)
+
+
+def _pw(f_0: Tensor, f_1: Tensor, cap: float) -> Tensor:
+    return _capped_exp(1.5 * f_0, 1.5 * cap) / 6 - (f_1.clamp(max=cap) / 2).exp() / 2
+
+
+def _infonce(f_0: Tensor, f_1: Tensor, cap: float) -> Tensor:
+    return F.softplus(f_0.logsumexp(dim=0) - f_1)
+
+
 def _capped_exp(f: Tensor, cap: float) -> Tensor:
     # Beyond the cap the exponential goes on as its tangent, so that it still pulls back.
     return f.clamp(max=cap).exp() * (1 + (f - cap).clamp(min=0))
@@ -36,6 +51,11 @@ def _capped_exp(f: Tensor, cap: float) -> Tensor:
 #: The losses by name, of (f_0, f_1, cap) with log-ratios (B,), to (B,).
 LOSSES: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
     "logistic": _logistic,
+    # With as many reference points as ID points, noise-contrastive estimation is the logistic loss.
+    "nce": _logistic,
+    "infonce": _infonce,
+    "chisq": _chisq,
+    "pw": _pw,
     "lsif": _lsif,
     "kliep": _kliep,
 }
@@ -73,12 +93,24 @@ class EndPointLoss(EndTerm):
     With :math:`f_0` and :math:`f_1` the log-ratios at a reference and an ID point, the loss is
 
     - `"logistic"`: :math:`\log(1 + e^{f_0}) + \log(1 + e^{-f_1})`,
+    - `"nce"`: the same, as a batch holds as many reference as ID points,
+    - `"infonce"`: :math:`\log(1 + e^{-f_1} \sum e^{f_0})`, summed over the batch: to tell the ID
+      point among itself and all reference points,
     - `"lsif"`: :math:`\frac{1}{2} e^{2 f_0} - e^{f_1}`,
+    - `"chisq"`: the same and :math:`0.1 \, e^{2 f_0}`, the penalised least squares of the paper's
+      code,
+    - `"pw"`: :math:`\frac{1}{6} e^{3 f_0 / 2} - \frac{1}{2} e^{f_1 / 2}`, which weighs large
+      ratios more than the logistic loss does and less than least squares,
     - `"kliep"`: :math:`e^{f_0} - f_1`, which also normalises,
       :math:`\mathbb{E}_{p_0}[e^{f}] = 1` at its minimum.
 
     The minimiser of each is the log-ratio of the densities of those points: of the dequantised
-    ends, as for the path losses, or of the clean ends.
+    ends, as for the path losses, or of the clean ends. For `"chisq"` it is lower by
+    :math:`\log 1.2`; for `"infonce"` it is known up to a constant, which no AUROC notices.
+
+    For `"pw"`, the code that the paper builds on trains :math:`u = e^{f/2} / 2` and reads the
+    ratio off as :math:`\sqrt{2u}`. The loss is minimised by :math:`(2u)^2 = r`, which is what this
+    one says; the order of the scores is the same.
 
     Exponentials are capped at a log-ratio :math:`c`. Beyond :math:`c` the loss of a reference
     point goes on along its tangent and the gain of an ID point stops growing, so that gradients
@@ -150,6 +182,32 @@ class ClassLoss(EndTerm):
         return F.cross_entropy(
             logits, draw.label, label_smoothing=self.label_smoothing, reduction="none"
         )
+
+
+class OutlierExposure(EndTerm):
+    r"""Cross-entropy of the class head to the uniform distribution at the reference points.
+
+    Beside :class:`ClassLoss` it makes a classifier that is unsure about the reference, to be
+    scored by its largest softmax probability: a rival that sees the same data as a ratio does.
+
+    Arguments:
+        path: The path, whose dequantised end is used; None only for the clean end.
+        clean: Whether to use the clean end in place of the dequantised one.
+
+    References:
+        | Deep anomaly detection with outlier exposure (Hendrycks et al., 2019)
+        | https://arxiv.org/abs/1812.04606
+    """
+
+    def __init__(self, path: GaussianPath | None = None, clean: bool = False) -> None:
+        super().__init__(path, clean)
+        self.names = self.names[:1]
+
+    def loss(self, ratio: Ratio, draw: Draw, at: Mapping[str, Coefficients]) -> Tensor:  # noqa: D102
+        logits = at[self.names[0]].logits
+        if logits is None:
+            raise ValueError("Outlier exposure needs a network with a class head, got none.")
+        return -F.log_softmax(logits, dim=1).mean(dim=1)
 
 
 class Shrinkage(EndTerm):

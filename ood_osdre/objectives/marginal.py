@@ -81,22 +81,54 @@ class TimeScoreMatching(PathTerm):
         }
 
     def loss(self, ratio: Ratio, draw: Draw, at: Mapping[str, Coefficients]) -> Tensor:  # noqa: D102
-        t, h = draw.t, at["path"].total
-        weight = self.weight.value(t)
-        slope = self.weight.derivative(t) + weight * self.times.log_derivative(t)
-        s = ratio.score(h, t)
-        inner = 2 * weight * ratio.score_derivative(h, t) + 2 * slope * s + weight * s**2
-
+        h = at["path"].total
         low, high = self._ends(draw)
-        first = self._effective(low) * ratio.score(at[self.low_point].total, low)
-        last = self._effective(high) * ratio.score(at[self.high_point].total, high)
-        return inner + 2 * first - 2 * last
+        return time_score_loss(
+            self.weight,
+            self.times,
+            draw.t,
+            ratio.score(h, draw.t),
+            ratio.score_derivative(h, draw.t),
+            ratio.score(at[self.low_point].total, low),
+            ratio.score(at[self.high_point].total, high),
+        )
 
     def _ends(self, draw: Draw) -> tuple[Tensor, Tensor]:
         return torch.full_like(draw.t, self.times.low), torch.full_like(draw.t, self.times.high)
 
-    def _effective(self, t: Tensor) -> Tensor:
-        return self.times.density(t) * self.weight.value(t)
+
+def time_score_loss(
+    weight: Weight,
+    times: Times,
+    t: Tensor,
+    s: Tensor,
+    derivative: Tensor,
+    s_low: Tensor,
+    s_high: Tensor,
+) -> Tensor:
+    r"""Returns the loss of :class:`TimeScoreMatching` of the values that it needs.
+
+    Arguments:
+        weight: The weight :math:`\lambda`.
+        times: The distribution :math:`p` of the times on :math:`[a, b]`.
+        t: The times, with shape :math:`(B)`.
+        s: The score :math:`s(x_t, t)`, with shape :math:`(B)`.
+        derivative: Its derivative :math:`\partial_t s(x_t, t)`, with shape :math:`(B)`.
+        s_low: The score :math:`s(x_a, a)`, with shape :math:`(B)`.
+        s_high: The score :math:`s(x_b, b)`, with shape :math:`(B)`.
+
+    Returns:
+        The unreduced loss, with shape :math:`(B)`.
+    """
+
+    def effective(bound: float) -> Tensor:
+        at = torch.full_like(t, bound)
+        return times.density(at) * weight.value(at)
+
+    value = weight.value(t)
+    slope = weight.derivative(t) + value * times.log_derivative(t)
+    inner = 2 * value * derivative + 2 * slope * s + value * s**2
+    return inner + 2 * effective(times.low) * s_low - 2 * effective(times.high) * s_high
 
 
 class PathDifference(PathTerm):

@@ -1,0 +1,1 @@
+r"""OS-DRE inside the harnesses that people already use."""

@@ -1,0 +1,265 @@
+r"""Tests of the rivals: laws that tie each to the one-step ratio, to SciPy or to scikit-learn."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from sklearn.neighbors import NearestNeighbors
+from torch import Tensor, nn
+
+from ood_osdre.baselines import (
+    SCORES,
+    Classifier,
+    DirectRatio,
+    TimeConditionedConditionalMatching,
+    TimeConditionedMLP,
+    TimeConditionedRatio,
+    TimeConditionedResNet,
+    TimeConditionedScoreMatching,
+)
+from ood_osdre.bases import RBFBasis
+from ood_osdre.networks import MLP, CoefficientNetwork, ResNetBackbone
+from ood_osdre.noises import DDBINoise
+from ood_osdre.objectives import (
+    BridgeWeight,
+    ConditionalScoreMatching,
+    Draw,
+    EndPointLoss,
+    LogitNormalTimes,
+    Objective,
+    OutlierExposure,
+    TimeScoreMatching,
+)
+from ood_osdre.paths import GaussianPath
+from ood_osdre.ratio import OneStepRatio
+from ood_osdre.schedules import TrigonometricSchedule
+
+B, DIM = 6, 3
+
+
+def make_path() -> GaussianPath:
+    return GaussianPath(TrigonometricSchedule(), DDBINoise(0.2, 0.05))
+
+
+def make_draw(*event: int) -> Draw:
+    x_0, x_1, noise = torch.randn(3, B, *(event or (DIM,)))
+    return Draw(x_0, x_1, torch.rand(B), noise, torch.arange(B) % 2)
+
+
+def make_one_step() -> OneStepRatio:
+    network = CoefficientNetwork(MLP(DIM, 8), features=8, size=5)
+    nn.init.normal_(network.head.weight)
+    return OneStepRatio(network, RBFBasis(size=5))
+
+
+def perturbed(network: nn.Module) -> nn.Module:
+    r"""Moves a network off its start at zero."""
+    for p in network.parameters():
+        nn.init.normal_(p, std=0.3)
+    return network
+
+
+class OneStepAsTimed(nn.Module):
+    r"""A time-conditioned network that happens to be a one-step score."""
+
+    def __init__(self, ratio: OneStepRatio) -> None:
+        super().__init__()
+        self.ratio, self.calls = ratio, 0
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        self.calls += 1
+        return self.ratio.time_score(x, t)
+
+
+# Direct ratios.
+
+
+def test_a_direct_ratio_is_a_folded_network_that_starts_at_zero() -> None:
+    ratio, x = DirectRatio(MLP(DIM, 8), 8, classes=2), torch.randn(B, DIM)
+    assert torch.equal(ratio.log_ratio(x), torch.zeros(B))
+    assert ratio.coefficients(x).logits.shape == (B, 2)
+    perturbed(ratio)
+    expected = ratio.head(ratio.backbone(x)).squeeze(1)
+    torch.testing.assert_close(ratio.log_ratio(x), expected)
+    torch.testing.assert_close(ratio.log_ratio_of(ratio.coefficients(x).total), expected)
+    torch.testing.assert_close(ratio.fold().log_ratio(x), expected)
+
+
+def test_separate_forwards_give_classes_away_and_one_forward_does_not() -> None:
+    class Counted(nn.BatchNorm1d):
+        calls = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            return super().forward(x)
+
+    draw = make_draw()
+    for separate, calls in ((False, 1), (True, 2)):
+        norm = Counted(DIM, affine=False)
+        ratio = DirectRatio(norm, DIM)
+        objective = Objective({"end": (1.0, EndPointLoss(clean=True))}, separate=separate)
+        objective(ratio, draw)
+        assert norm.calls == calls
+    # Apart, each side is standardised by itself: a shift between them is gone in training.
+    shifted = draw._replace(x_1=draw.x_0 + 100.0)
+    perturbed(ratio)
+    losses = objective(ratio, shifted)["end"]
+    f = ratio.log_ratio_of(ratio.head(norm(draw.x_0)))
+    torch.testing.assert_close(
+        losses, nn.functional.softplus(f) + nn.functional.softplus(-f), rtol=0, atol=1e-6
+    )
+
+
+# Solver-based ratios.
+
+
+def test_conditional_matching_is_that_of_a_network_without_time() -> None:
+    path, ratio, draw = make_path(), make_one_step(), make_draw()
+    ours = ConditionalScoreMatching(path, BridgeWeight())
+    theirs = TimeConditionedConditionalMatching(path, BridgeWeight())
+    expected = Objective({"x": (1.0, ours)})(ratio, draw)["total"]
+    actual = theirs(TimeConditionedRatio(OneStepAsTimed(ratio)), draw)["total"]
+    torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("times", [None, LogitNormalTimes(low=0.1, high=0.8)])
+def test_time_score_matching_is_that_of_a_network_without_time(
+    times: LogitNormalTimes | None,
+) -> None:
+    path, ratio, draw = make_path(), make_one_step(), make_draw()
+    ours = TimeScoreMatching(path, BridgeWeight(), times)
+    theirs = TimeConditionedScoreMatching(path, BridgeWeight(), times)
+    timed = TimeConditionedRatio(OneStepAsTimed(ratio))
+    expected = Objective({"x": (1.0, ours)})(ratio, draw)["total"]
+    torch.testing.assert_close(theirs(timed, draw)["total"], expected)
+
+    # The derivative in time takes part in the gradient.
+    parameters = list(ratio.parameters())
+    a = torch.autograd.grad(theirs(timed, draw)["total"].mean(), parameters)
+    b = torch.autograd.grad(Objective({"x": (1.0, ours)})(ratio, draw)["total"].mean(), parameters)
+    for x, y in zip(a, b, strict=True):
+        torch.testing.assert_close(x, y)
+
+
+def test_the_trapezoidal_rule_converges_to_the_closed_form_at_its_stated_cost() -> None:
+    ratio, x = make_one_step(), torch.randn(B, DIM)
+    network = OneStepAsTimed(ratio)
+    expected = ratio.log_ratio(x).detach()
+    errors = []
+    for evaluations in (2, 5, 17, 65):
+        network.calls = 0
+        timed = TimeConditionedRatio(network, evaluations)
+        errors.append(float((timed.log_ratio(x) - expected).abs().max()))
+        assert network.calls == timed.integrate(x).evaluations == evaluations
+    assert errors[3] < errors[2] / 12 < errors[1] / 100
+    adaptive = TimeConditionedRatio(network, solver="ode", tolerance=1e-8)
+    torch.testing.assert_close(adaptive.log_ratio(x), expected, rtol=0, atol=1e-6)
+
+
+def test_the_integral_is_over_the_interval_that_was_trained() -> None:
+    ratio, x = make_one_step(), torch.randn(B, DIM)
+    timed = TimeConditionedRatio(OneStepAsTimed(ratio), 200, t_range=(0.2, 0.7))
+    h = ratio.coefficients(x).total
+    expected = ratio.scale * (h * ratio.basis.integral(0.2, 0.7)).sum(dim=1)
+    torch.testing.assert_close(timed.log_ratio(x), expected.detach(), rtol=0, atol=1e-4)
+
+
+TIMED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "mlp": (lambda: TimeConditionedMLP(DIM, 8), (DIM,)),
+    "resnet": (lambda: TimeConditionedResNet(0.125, (1, 1, 1, 1), 2), (3, 16, 16)),
+}
+
+
+@pytest.mark.parametrize("name", TIMED)
+def test_a_score_depends_on_its_own_time_alone(name: str) -> None:
+    make, event = TIMED[name]
+    network = perturbed(make().train())
+    x, t = torch.randn(B, *event), torch.rand(B, requires_grad=True)
+    s = network(x, t)
+    assert s.shape == (B,)
+    (slopes,) = torch.autograd.grad(s[2], t)
+    assert slopes[2] != 0
+    assert torch.equal(slopes[torch.arange(B) != 2], torch.zeros(B - 1))
+    with torch.no_grad():
+        step = 1e-6
+        difference = (network(x, t + step)[2] - network(x, t - step)[2]) / (2 * step)
+    torch.testing.assert_close(slopes[2], difference, rtol=1e-5, atol=1e-8)
+
+
+def test_without_its_time_the_network_is_the_backbone() -> None:
+    network = TimeConditionedResNet(0.125, (1, 1, 1, 1), 2)
+    nn.init.normal_(network.head.weight)
+    plain = ResNetBackbone(0.125, (1, 1, 1, 1), 2, norm="group")
+    plain.load_state_dict(network.backbone.state_dict())
+    x = torch.randn(B, 3, 16, 16)
+    expected = network.head(plain(x)).squeeze(1)
+    torch.testing.assert_close(network(x, torch.rand(B)), expected)
+
+
+# Yardsticks.
+
+
+def make_classifier(score: str, neighbours: int = 3) -> Classifier:
+    return Classifier(MLP(DIM, 8), 8, classes=4, score=score, neighbours=neighbours)
+
+
+def test_softmax_and_energy_are_functions_of_the_logits() -> None:
+    x = torch.randn(B, DIM)
+    for score in ("msp", "energy"):
+        model = make_classifier(score).eval()
+        h = model.coefficients(x)
+        if score == "msp":
+            expected = h.logits.softmax(dim=1).amax(dim=1).logit()
+        else:
+            expected = h.logits.exp().sum(dim=1).log()
+        torch.testing.assert_close(model.log_ratio(x), expected)
+        torch.testing.assert_close(model.log_ratio_of(h.total), expected)
+
+
+def test_a_confident_softmax_score_does_not_saturate() -> None:
+    model = make_classifier("msp").eval()
+    with torch.no_grad():
+        model.class_head.weight.mul_(1e3)
+        scores = model.float().log_ratio(torch.randn(50, DIM, dtype=torch.float32))
+    assert len(set(scores.tolist())) > 25
+
+
+def test_neighbours_are_those_of_scikit_learn() -> None:
+    model, bank, x = make_classifier("knn"), torch.randn(40, DIM), torch.randn(B, DIM)
+    model.fit(bank.split(7))
+    with torch.no_grad():
+        unit = [nn.functional.normalize(model.backbone(z)).numpy() for z in (bank, x)]
+    distances, _ = NearestNeighbors(n_neighbors=3).fit(unit[0]).kneighbors(unit[1])
+    np.testing.assert_allclose(-model.log_ratio(x).detach().numpy(), distances[:, 2], atol=1e-7)
+
+
+def test_outlier_exposure_is_least_at_the_uniform_distribution() -> None:
+    draw = make_draw()
+    model = make_classifier("msp")
+    objective = Objective({"oe": (1.0, OutlierExposure(clean=True))})
+    loss = objective(model, draw)["oe"]
+    logits = model.coefficients(draw.x_0).logits
+    uniform = torch.full_like(logits, 0.25)
+    torch.testing.assert_close(
+        loss, nn.functional.cross_entropy(logits, uniform, reduction="none")
+    )
+    assert (loss > np.log(4)).all()
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: make_classifier("odin"), "'score' should be one of"),
+        (lambda: Classifier(MLP(DIM, 8), 8, classes=1), "'classes' should be at least 2"),
+        (lambda: make_classifier("knn", neighbours=0), "'neighbours' should be at least 1"),
+        (lambda: make_classifier("knn").eval().log_ratio(torch.zeros(1, DIM)), "needs 'fit'"),
+        (lambda: make_classifier("knn").fit([torch.zeros(2, DIM)]), "at least 3 inputs"),
+        (lambda: TimeConditionedRatio(nn.Identity(), 1), "'evaluations' should be at least 2"),
+        (lambda: TimeConditionedRatio(nn.Identity(), solver="euler"), "'solver' should be one of"),
+    ],
+)
+def test_bad_arguments_are_refused(make: Callable[[], object], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        make()
+    assert SCORES == ("msp", "energy", "knn")
