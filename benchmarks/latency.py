@@ -1,12 +1,18 @@
-r"""The cost of the ratio over its backbone, on the same batches.
+r"""The cost of the ratio over its backbone, of its rivals, and of a training step.
 
     python benchmarks/latency.py [--width 1.0] [--batch-size 32] [--pairs 200] [--device cpu]
 
-Times one forward pass of the bare backbone against `log_ratio` of the whole ratio (K = 400) and of
-the folded one. Each pair is timed back to back in a random order, so that a drift of the machine's
-speed cancels; a pair's ratio is ours over the bare backbone's. Printed are the median ratio over
-the pairs and its bootstrap interval. The A/A control times the bare backbone against itself: its
-interval says what the measurement can resolve.
+Everything is timed against the bare backbone on the same batch. Each pair is timed back to back in
+a random order, so that a drift of the machine's speed cancels; a pair's ratio is ours over the
+bare backbone's. Printed are the median ratio over the pairs and its bootstrap interval. The A/A
+control times the bare backbone against itself: its interval says what the measurement can resolve.
+
+- `scoring`: the whole ratio for several K, the folded one, and the time-conditioned rival at
+  several numbers of network evaluations (NFE), each against one forward pass.
+- `precision`: the folded ratio under autocast, against itself in single precision (CUDA only).
+- `training`: a whole step, optimiser and averaging included, against the bare forward and backward
+  pass of the same images in the same precision.
+- `batch`: the folded ratio's time an image, against that of the smallest batch.
 """
 
 import argparse
@@ -14,22 +20,33 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from tqdm import tqdm
 
+from ood_osdre.baselines import TimeConditionedRatio, TimeConditionedResNet
 from ood_osdre.bases import RBFBasis
 from ood_osdre.experiment import device_name
 from ood_osdre.files import write_text_atomic
 from ood_osdre.networks import CoefficientNetwork, ResNetBackbone
-from ood_osdre.ratio import OneStepRatio
+from ood_osdre.noises import DDBINoise
+from ood_osdre.objectives import Draw, EndPointLoss, Objective
+from ood_osdre.paths import GaussianPath
+from ood_osdre.ratio import FoldedRatio, OneStepRatio
 from ood_osdre.records import RunRecord
+from ood_osdre.schedules import TrigonometricSchedule
+from ood_osdre.sections import TrainingConfig
+from ood_osdre.training import Trainer
 
 RESULTS = Path(__file__).parent / "results" / "latency"
 
+PARTS = ["scoring", "precision", "training", "batch"]
+
 Forward = Callable[[Tensor], Tensor]
+M = TypeVar("M", bound=nn.Module)
 
 
 def seconds(forward: Forward, x: Tensor) -> float:
@@ -62,33 +79,130 @@ def interval(values: np.ndarray, rng: np.random.Generator) -> tuple[float, float
     return float(low), float(high)
 
 
-@torch.inference_mode()
-def measure(args: argparse.Namespace) -> dict[str, tuple[float, float, float]]:
-    r"""Returns the median ratio of each comparison and its interval."""
-    torch.manual_seed(0)
-    rng = np.random.default_rng(0)
-    device = torch.device(args.device)
-    backbone = ResNetBackbone(args.width)
-    network = CoefficientNetwork(backbone, backbone.features, args.size, cells=False)
-    torch.nn.init.normal_(network.head.weight, std=0.01)
-    ratio = OneStepRatio(network, RBFBasis(size=args.size)).to(device).eval()
-    folded = ratio.fold()
-    for module in (ratio, folded):
-        module.to(memory_format=torch.channels_last)
-    x = torch.randn(args.batch_size, 3, 32, 32, device=device)
-    x = x.to(memory_format=torch.channels_last)
+Results = dict[str, tuple[float, float, float]]
 
-    comparisons: dict[str, Forward] = {
-        "A/A control: backbone": backbone,
-        f"log-ratio, K = {args.size}": ratio.log_ratio,
-        "log-ratio, folded": folded.log_ratio,
-    }
-    results = {}
-    for name, forward in comparisons.items():
-        paired_ratios(forward, backbone, x, 5, rng)  # warm-up
-        ratios = paired_ratios(forward, backbone, x, args.pairs, rng)
-        results[name] = (float(np.median(ratios)), *interval(ratios, rng))
-    return results
+
+class Bench:
+    r"""Networks on a device, and their timings against each other.
+
+    Arguments:
+        args: The options of the command line.
+    """
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        torch.manual_seed(0)
+        self.args, self.rng = args, np.random.default_rng(0)
+        self.device = torch.device(args.device)
+        self.backbone = self._placed(ResNetBackbone(args.width))
+        self.x = self._images(args.batch_size)
+
+    def scoring(self) -> Results:
+        r"""Times ratios and rivals against the bare backbone."""
+        args, features = self.args, self.backbone.features
+        comparisons: dict[str, tuple[Forward, int]] = {"A/A control: backbone": (self.backbone, 1)}
+        for size in args.sizes:
+            network = CoefficientNetwork(self.backbone, features, size, cells=False)
+            torch.nn.init.normal_(network.head.weight, std=0.01)
+            ratio = self._placed(OneStepRatio(network, RBFBasis(size=size)))
+            comparisons[f"log-ratio, K = {size}"] = ratio.log_ratio, 1
+        comparisons["log-ratio, folded"] = self._placed(ratio.fold()).log_ratio, 1
+        network_of_time = self._placed(TimeConditionedResNet(args.width))
+        for n in args.nfe:
+            rival = TimeConditionedRatio(network_of_time, n)
+            comparisons[f"time-conditioned rival, NFE = {n}"] = rival.log_ratio, n
+        with torch.inference_mode():
+            return {
+                name: self._ratio(forward, self.backbone, cost)
+                for name, (forward, cost) in comparisons.items()
+            }
+
+    def precision(self) -> Results:
+        r"""Times the folded ratio under autocast against itself in single precision."""
+        folded = self._folded()
+
+        def cast(dtype: torch.dtype) -> Forward:
+            def forward(x: Tensor) -> Tensor:
+                with torch.autocast(self.device.type, dtype):
+                    return folded.log_ratio(x)
+
+            return forward
+
+        with torch.inference_mode():
+            return {
+                f"folded, {name}": self._ratio(cast(dtype), folded.log_ratio)
+                for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16))
+            }
+
+    def training(self) -> Results:
+        r"""Times a training step against the forward and backward pass of the same images."""
+        half = self.args.batch_size // 2
+        options = TrainingConfig(batch_size=half)
+        path = GaussianPath(TrigonometricSchedule(), DDBINoise(0.01, 0.005)).to(self.device)
+        network = CoefficientNetwork(ResNetBackbone(self.args.width), self.backbone.features, 16)
+        ratio = OneStepRatio(network, RBFBasis(size=16)).to(self.device)
+        objective = Objective({"endpoint": (1.0, EndPointLoss(path))})
+        x_0, x_1 = self._images(half), self._images(half)
+        draw = Draw(x_0, x_1, torch.rand(half, device=self.device), torch.randn_like(x_0))
+        trainer = Trainer(ratio, objective, lambda step: draw, options)
+        bare = self._placed(ResNetBackbone(self.args.width)).train()
+
+        def step(x: Tensor) -> Tensor:
+            return trainer.step(draw)["total"]
+
+        def forward_backward(x: Tensor) -> Tensor:
+            bare.zero_grad(set_to_none=True)
+            with trainer.autocast:
+                loss = bare(x).sum()
+            loss.backward()
+            return loss
+
+        return {"training step": self._ratio(step, forward_backward, cost=3)}
+
+    def batch(self) -> Results:
+        r"""Times the folded ratio's batches, an image, against the smallest."""
+        folded, results = self._folded(), Results()
+        sizes = [self.args.batch_size * k for k in (1, 2, 4, 8)]
+        small = self._images(sizes[0])
+
+        def on(x: Tensor) -> Forward:
+            return lambda _: folded.log_ratio(x)
+
+        with torch.inference_mode():
+            for size in sizes[1:]:
+                share = sizes[0] / size
+                m, low, high = self._ratio(on(self._images(size)), on(small), cost=4)
+                results[f"batch {size}, an image"] = share * m, share * low, share * high
+        return results
+
+    def memory(self) -> dict[str, float]:
+        r"""Returns the peak memory of scoring one batch, over the bare backbone's (CUDA only)."""
+        peaks = {}
+        for name, forward in (("backbone", self.backbone), ("folded", self._folded().log_ratio)):
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            with torch.inference_mode():
+                forward(self.x)
+            peaks[name] = torch.cuda.max_memory_allocated() - before
+        return {"peak activation memory, folded": peaks["folded"] / peaks["backbone"]}
+
+    def _ratio(self, ours: Forward, bare: Forward, cost: int = 1) -> tuple[float, float, float]:
+        r"""Returns the median ratio and its interval; a costly call is timed less often."""
+        pairs = max(self.args.pairs // cost, 10)
+        paired_ratios(ours, bare, self.x, 3, self.rng)  # warm-up
+        ratios = paired_ratios(ours, bare, self.x, pairs, self.rng)
+        return float(np.median(ratios)), *interval(ratios, self.rng)
+
+    def _folded(self) -> FoldedRatio:
+        network = CoefficientNetwork(self.backbone, self.backbone.features, 16, cells=False)
+        return self._placed(OneStepRatio(network, RBFBasis(size=16)).fold())
+
+    def _placed(self, module: M) -> M:
+        return module.to(self.device).to(memory_format=torch.channels_last).eval()
+
+    def _images(self, size: int) -> Tensor:
+        x = torch.randn(size, 3, 32, 32, device=self.device)
+        return x.to(memory_format=torch.channels_last)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -98,16 +212,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     add = parser.add_argument
     add("--width", type=float, default=1.0)
-    add("--size", type=int, default=400)
+    add("--sizes", type=int, nargs="+", default=[1, 16, 100, 800, 400], help="values of K")
+    add("--nfe", type=int, nargs="+", default=[10, 50, 100, 200])
+    add("--parts", nargs="+", choices=PARTS, default=PARTS)
     add("--batch-size", type=int, default=32)
     add("--pairs", type=int, default=200)
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     add("--out", type=Path, default=RESULTS)
     args = parser.parse_args(argv)
 
-    results = measure(args)
+    bench, results = Bench(args), Results()
+    for part in args.parts:
+        if part == "precision" and args.device == "cpu":
+            continue
+        results |= getattr(bench, part)()
+    if args.device != "cpu":
+        peak = bench.memory()
+        results |= {name: (value, value, value) for name, value in peak.items()}
     lines = [
-        "| forward pass | time over the bare backbone's | 95 % interval |",
+        "| what | over the bare backbone's | 95 % interval |",
         "| :-- | --: | :-: |",
     ]
     lines += [f"| {k} | {m:.4f} | [{a:.4f}, {b:.4f}] |" for k, (m, a, b) in results.items()]

@@ -1,0 +1,147 @@
+r"""A grid of runs of the main command, methods by seeds, that can be interrupted and given again.
+
+Each run trains in a folder of its own under `--scratch`, from where an interrupted one goes on;
+what is kept of a finished one, its record and its metrics, goes to `--out`/METHOD/seed-N, and
+what is there already is skipped. A method's variants score the same trained model in other ways,
+without training it again.
+"""
+
+import argparse
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tqdm import tqdm
+
+UNFINISHED = 3  # the main command's status for a run that its time budget stopped
+
+
+@dataclass(frozen=True)
+class Method:
+    r"""A method as options of the main command.
+
+    Attributes:
+        overrides: The options, `section.key=value`.
+        variants: Further ways to score the trained model, `evaluation.key=value`, by name.
+        group: The comparison that the method belongs to.
+    """
+
+    overrides: Sequence[str]
+    variants: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    group: str = ""
+
+
+def slug(name: str) -> str:
+    r"""Returns the folder name of a method."""
+    for old, new in ((" + ", "-"), (", ", "-"), (" ", "_"), ("∞", "inf"), ("³", "3")):
+        name = name.replace(old, new)
+    return name
+
+
+def add_arguments(parser: argparse.ArgumentParser, methods: Sequence[str], out: Path) -> None:
+    r"""Adds the options that all grids share.
+
+    Arguments:
+        parser: The parser of the command line.
+        methods: The names of the methods.
+        out: The default folder of what is kept.
+    """
+    add = parser.add_argument
+    add("--id", default="cifar10")
+    add("--benchmark", default="pack")
+    add("--config", default="cifar10_cpu")
+    add("--data-root", type=Path, default=Path("data"))
+    add("--seeds", type=int, default=3)
+    add("--first-seed", type=int, default=0)
+    add("--steps", type=int, default=1500)
+    add("--only", nargs="*", choices=methods, default=methods, metavar="NAME")
+    add("--jobs", type=int, default=2, help="runs side by side")
+    add("--threads", type=int, default=1, help="threads of each run on a CPU")
+    add("--device", default="cpu")
+    add("--budget", type=float, metavar="S", help="start or continue no training after S seconds")
+    add("--out", type=Path, default=out)
+    add("--scratch", type=Path, default=Path("runs"))
+    add("--keep", nargs="*", default=["run.json", "metrics.csv"], metavar="FILE")
+
+
+def run_grid(methods: Mapping[str, Method], args: argparse.Namespace) -> int:
+    r"""Runs what is not done yet, seed by seed, and returns the exit status.
+
+    Arguments:
+        methods: The methods by name.
+        args: The options of :func:`add_arguments`.
+    """
+    seeds = range(args.first_seed, args.first_seed + args.seeds)
+    grid = [(name, seed) for seed, name in itertools.product(seeds, args.only)]
+    deadline = None if args.budget is None else time.monotonic() + args.budget
+    failures = 0
+    with ThreadPoolExecutor(args.jobs) as pool:
+        results = pool.map(lambda job: _run(job[0], methods[job[0]], job[1], args, deadline), grid)
+        for failure in tqdm(results, total=len(grid), unit="run"):
+            if failure:
+                failures += 1
+                tqdm.write(failure, file=sys.stderr)
+    return 1 if failures else 0
+
+
+def _run(
+    name: str, method: Method, seed: int, args: argparse.Namespace, deadline: float | None
+) -> str | None:
+    r"""Trains and evaluates one method; returns what went wrong, if anything did."""
+    kept = args.out / slug(name) / f"seed-{seed}"
+    scratch = args.scratch / args.out.name / slug(name) / f"seed-{seed}"
+    label = f"{name}, seed {seed}"
+    if not (kept / "run.json").is_file():
+        command = [
+            "--id", args.id, "--benchmark", args.benchmark, "--config", args.config,
+            "--data-root", str(args.data_root), "--out", str(scratch), "--resume",
+            "--max-steps", str(args.steps), f"training.seed={seed}", f"title={name}",
+            *method.overrides,
+        ]  # fmt: skip
+        if deadline is not None:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return f"not started: {label}"
+            command[-len(method.overrides) : 0] = ["--time-budget", f"{left:.0f}"]
+        if failure := _command(command, args):
+            return f"{label}: {failure}"
+        _keep(scratch, kept, args.keep)
+    for variant, overrides in method.variants.items():
+        if (kept / slug(variant) / "run.json").is_file() or not scratch.is_dir():
+            continue
+        again = scratch / slug(variant)
+        command = [
+            "--checkpoint", str(scratch), "--data-root", str(args.data_root), "--out", str(again),
+            *overrides,
+        ]  # fmt: skip
+        if failure := _command(command, args):
+            return f"{label}, {variant}: {failure}"
+        _keep(again, kept / slug(variant), args.keep)
+    return None
+
+
+def _command(options: Sequence[str], args: argparse.Namespace) -> str | None:
+    r"""Gives the main command; returns its last word if it failed."""
+    command = [sys.executable, "benchmarks/eval_ood.py", "--quiet", "--device", args.device]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(args.threads)}
+    done = subprocess.run(
+        [*command, *options], env=environment, capture_output=True, text=True, check=False
+    )
+    if not done.returncode:
+        return None
+    last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+    return last if done.returncode == UNFINISHED else f"failed: {last}"
+
+
+def _keep(source: Path, target: Path, files: Sequence[str]) -> None:
+    r"""Copies what is kept; the record last, as it says that the rest is there."""
+    target.mkdir(parents=True, exist_ok=True)
+    for file in sorted(files, key=lambda name: name == "run.json"):
+        shutil.copy(source / file, target / file)
