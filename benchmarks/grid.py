@@ -62,6 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser, methods: Sequence[str], out: 
     add("--first-seed", type=int, default=0)
     add("--steps", type=int, default=1500)
     add("--only", nargs="*", choices=methods, default=methods, metavar="NAME")
+    add("--without", nargs="*", default=[], metavar="VARIANT", help="variants to leave out")
     add("--jobs", type=int, default=2, help="runs side by side")
     add("--threads", type=int, default=1, help="threads of each run on a CPU")
     add("--device", default="cpu")
@@ -114,6 +115,8 @@ def _run(
             return f"{label}: {failure}"
         _keep(scratch, kept, args.keep)
     for variant, overrides in method.variants.items():
+        if variant in args.without:
+            continue
         if (kept / slug(variant) / "run.json").is_file() or not scratch.is_dir():
             continue
         again = scratch / slug(variant)
