@@ -14,7 +14,7 @@ deterministic and closer to the whole than a random subset. The AUROC in the leg
 images.
 """
 
-__all__ = ["score_density"]
+__all__ = ["density_grid", "score_density"]
 
 import os
 from collections.abc import Mapping
@@ -30,6 +30,7 @@ from scipy.stats import gaussian_kde
 
 from .files import atomic_path
 from .metrics import check_scores, ood_metrics
+from .scores import Scores
 
 POINTS = 512
 BINS = 128
@@ -134,6 +135,37 @@ def score_density(
 
         with atomic_path(path) as temporary:
             figure.savefig(temporary)
+
+
+def density_grid(path: str | os.PathLike[str], methods: Mapping[str, Scores]) -> None:
+    r"""Draws one row of panels a method: ID against each near set and against each far set.
+
+    Every method has a range of its own, as scores of different methods have no common scale.
+
+    Arguments:
+        path: The image to write, atomically; its suffix is the format.
+        methods: The scores of each method, by its title.
+
+    Raises:
+        UserError: If a score is NaN or infinite.
+    """
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(8.0, 2.6 * len(methods)), layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.subplots(len(methods), 2, squeeze=False)
+        for row, (title, scores) in zip(axes, methods.items(), strict=True):
+            (id_scores,) = (check_scores("ID", s.score) for s in scores.of("id").values())
+            sets = [
+                {name: check_scores(name, s.score) for name, s in scores.of(role).items()}
+                for role in ("near", "far")
+            ]
+            low, high = _range(id_scores, [s for group in sets for s in group.values()])
+            for ax, group, role in zip(row, sets, ("near", "far"), strict=True):
+                _panel(ax, id_scores, group, low, high)
+                ax.set_title(f"{title}: {role} OOD")
+                ax.set_xlabel("score, larger = more ID")
+        with atomic_path(path) as temporary:
+            figure.savefig(temporary, dpi=100)
 
 
 def _panel(ax: Axes, id_scores: Array, sets: Mapping[str, Array], low: float, high: float) -> None:
