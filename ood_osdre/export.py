@@ -1,0 +1,166 @@
+r"""Exports the folded scorer, preprocessing inside, to a file that needs none of this package.
+
+    python -m ood_osdre.export CHECKPOINT FILE.onnx
+    python -m ood_osdre.export CHECKPOINT FILE.pt2
+
+The file maps uint8 images `images`, with shape (B, H, W, 3) and any B, to `log_ratio`, with shape
+(B), in nats (larger = more ID), and, if the network has a class head, to `logits`. Before it is
+written it is compared with the original on random images: the largest difference may be 1e-4 of
+the scores' spread. A `.pt2` file is a program for :func:`torch.export.load`; an `.onnx` file runs
+wherever ONNX does, and making one needs the packages of the extra `export`.
+"""
+
+__all__ = ["DeployedScorer", "export_scorer"]
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from .errors import UserError
+from .experiment import Scorer, load_scorer
+from .files import atomic_path
+
+# The largest difference from the original, as a share of the standard deviation of the scores.
+TOLERANCE = 1e-4
+SAMPLES = 64
+
+
+class DeployedScorer(nn.Module):
+    r"""A folded scorer from stored images to log-ratios, all of it one module.
+
+    Arguments:
+        scorer: The trained scorer.
+    """
+
+    def __init__(self, scorer: Scorer) -> None:
+        super().__init__()
+        self.model = scorer.ratio.fold().cpu()
+        self.mean: Tensor
+        self.std: Tensor
+        self.register_buffer("mean", scorer.preprocess.mean.cpu()[:, None, None])
+        self.register_buffer("std", scorer.preprocess.std.cpu()[:, None, None])
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        r"""Returns the log-ratios, with shape :math:`(B)`, and the class logits if there are any.
+
+        Arguments:
+            images: The uint8 images, with shape :math:`(B, H, W, 3)`.
+        """
+        pixels = images.permute(0, 3, 1, 2).to(self.mean.dtype) / 255
+        h = self.model.coefficients((pixels - self.mean) / self.std)
+        log_ratio = self.model.log_ratio_of(h.total)
+        return (log_ratio,) if h.logits is None else (log_ratio, h.logits)
+
+
+def export_scorer(scorer: Scorer, path: Path) -> float:
+    r"""Writes a scorer as a `.pt2` or an `.onnx` file.
+
+    Arguments:
+        scorer: The trained scorer.
+        path: The file to write.
+
+    Returns:
+        The largest difference of a log-ratio from the original's on random images, as a share of
+        their standard deviation.
+
+    Raises:
+        UserError: If the suffix is another one, a package is missing, the scorer is one that
+            integrates over time or looks neighbours up, or the file disagrees with the original.
+    """
+    writers = {".pt2": _write_program, ".onnx": _write_onnx}
+    if path.suffix not in writers:
+        raise UserError(f"{path}: expected a file name that ends in {' or '.join(writers)}.")
+    if scorer.metadata["config"].get("estimator", "one_step") not in ("one_step", "direct"):
+        raise UserError(f"{path}: only one-step and direct ratios can be exported.")
+    module = DeployedScorer(scorer).eval()
+    size = scorer.metadata["size"]
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(256, (SAMPLES, size, size, 3), generator=generator, dtype=torch.uint8)
+    with torch.no_grad():
+        expected = module(images)[0]
+    with atomic_path(path) as temporary:
+        run = writers[path.suffix](module, images, temporary)
+        # One at a time as well as together: the batch is free.
+        parts = torch.cat([run(images[:1]), run(images[1:])])
+        difference = float((parts - expected).abs().max() / expected.std())
+        if not difference <= TOLERANCE:
+            raise UserError(
+                f"{path}: the exported scores differ by {difference:.1e} of their spread, "
+                f"expected at most {TOLERANCE:g}; nothing was written."
+            )
+    return difference
+
+
+Run = Callable[[Tensor], Tensor]
+
+
+def _write_program(module: DeployedScorer, images: Tensor, path: Path) -> Run:
+    program = torch.export.export(module, (images,), dynamic_shapes=({0: _batch()},))
+    torch.export.save(program, path)
+    loaded = torch.export.load(path).module()
+
+    def run(images: Tensor) -> Tensor:
+        with torch.no_grad():
+            return loaded(images)[0]
+
+    return run
+
+
+def _write_onnx(module: DeployedScorer, images: Tensor, path: Path) -> Run:
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        if find_spec(package) is None:
+            raise UserError(f"{package} is not installed; pip install 'ood-osdre[export]'.")
+    import onnxruntime
+
+    outputs = ["log_ratio", "logits"][: len(module(images[:2]))]
+    program = torch.onnx.export(
+        module,
+        (images,),
+        input_names=["images"],
+        output_names=outputs,
+        dynamic_shapes=({0: _batch()},),
+        dynamo=True,
+        verbose=False,
+    )
+    if program is None:
+        raise UserError(f"{path}: the exporter returned nothing.")
+    # Weights within the file: it is one thing to copy.
+    program.save(path, external_data=False)
+    session = onnxruntime.InferenceSession(path.read_bytes())
+
+    def run(images: Tensor) -> Tensor:
+        return torch.as_tensor(session.run(["log_ratio"], {"images": images.numpy()})[0])
+
+    return run
+
+
+def _batch() -> torch.export.Dim:
+    return torch.export.Dim("batch", min=1, max=65_536)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    r"""Runs the command and returns its exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m ood_osdre.export",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="a run folder")
+    parser.add_argument("file", type=Path, metavar="FILE", help="ends in .onnx or .pt2")
+    args = parser.parse_args(argv)
+    try:
+        difference = export_scorer(load_scorer(args.checkpoint), args.file)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(f"{args.file}: agrees with {args.checkpoint} to {difference:.1e} of the scores' spread")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,85 @@
+r"""Tests of exported scorers: they agree with the original, whatever the batch."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from ood_osdre import export
+from ood_osdre.building import build_ratio
+from ood_osdre.config import Config
+from ood_osdre.data.preprocess import Preprocess
+from ood_osdre.errors import UserError
+from ood_osdre.experiment import Scorer
+from ood_osdre.export import export_scorer, main
+
+NETWORK = {"width": 0.125, "depths": [1, 1, 1, 1], "stem_stride": 2}
+SIZE = 16
+IMAGES = np.random.default_rng(1).integers(0, 256, (5, SIZE, SIZE, 3), dtype=np.uint8)
+
+
+@pytest.fixture(autouse=True)
+def float32() -> None:
+    torch.set_default_dtype(torch.float32)
+
+
+def make(class_weight: float = 0.5, **options: object) -> Scorer:
+    objective = {"class_weight": class_weight, **options.pop("objective", {})}  # type: ignore
+    config = Config.from_mapping({"network": NETWORK, "objective": objective, **options})
+    ratio = build_ratio(config, 10).eval()
+    for p in ratio.parameters():
+        if p.ndim > 1:
+            nn.init.normal_(p, std=0.1)
+    metadata = {"config": config.to_dict(), "size": SIZE}
+    return Scorer(ratio, Preprocess((0.4, 0.5, 0.6), (0.2, 0.25, 0.3)), metadata)
+
+
+@pytest.mark.parametrize("classes", [False, True])
+@pytest.mark.parametrize("batch", [1, 5])
+def test_a_program_gives_the_scores_of_the_scorer(
+    tmp_path: Path, classes: bool, batch: int
+) -> None:
+    scorer, path = make(0.5 * classes), tmp_path / "scorer.pt2"
+    assert export_scorer(scorer, path) <= export.TOLERANCE
+    outputs = torch.export.load(path).module()(torch.as_tensor(IMAGES[:batch]))
+    assert len(outputs) == 1 + classes
+    expected = scorer.score(IMAGES)
+    np.testing.assert_allclose(
+        outputs[0].detach().numpy(), expected[:batch], atol=1e-4 * expected.std() + 1e-6
+    )
+
+
+@pytest.mark.parametrize("estimator", ["one_step", "direct"])
+def test_an_onnx_file_gives_the_scores_of_the_scorer(tmp_path: Path, estimator: str) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    scorer, path = make(estimator=estimator), tmp_path / "scorer.onnx"
+    assert export_scorer(scorer, path) <= export.TOLERANCE
+    assert [p.name for p in tmp_path.iterdir()] == ["scorer.onnx"]
+    session = onnxruntime.InferenceSession(path)
+    expected = scorer.score(IMAGES)
+    for batch in (1, 5):
+        scores, logits = session.run(["log_ratio", "logits"], {"images": IMAGES[:batch]})
+        np.testing.assert_allclose(scores, expected[:batch], atol=1e-4 * expected.std() + 1e-6)
+        assert logits.shape == (batch, 10)
+
+
+def test_a_file_that_disagrees_is_not_left_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export, "TOLERANCE", -1.0)
+    with pytest.raises(UserError, match=r"differ by .* nothing was written"):
+        export_scorer(make(), tmp_path / "scorer.pt2")
+    assert not list(tmp_path.iterdir())
+
+
+def test_refusals_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UserError, match=r"ends in \.pt2 or \.onnx"):
+        export_scorer(make(), tmp_path / "scorer.pth")
+    classifier = make(estimator="classifier", objective={"endpoint": 0})
+    with pytest.raises(UserError, match="only one-step and direct"):
+        export_scorer(classifier, tmp_path / "scorer.pt2")
+    assert main([str(tmp_path / "nowhere"), str(tmp_path / "scorer.pt2")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
