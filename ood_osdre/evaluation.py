@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from torch import nn
 from tqdm import tqdm
 
+from . import distributed
 from .baselines import Classifier, TimeConditionedRatio
 from .data import BenchmarkData, ImageSet
 from .data.development import development_sets
@@ -60,16 +61,18 @@ def score_images(
     """
     scorer.eval()
     scores, classes = [], []
-    for start in range(0, len(images), batch_size):
-        batch = torch.as_tensor(np.ascontiguousarray(images[start : start + batch_size]))
+    rows = distributed.share(len(images))
+    for start in range(rows.start, rows.stop, batch_size):
+        stop = min(start + batch_size, rows.stop)
+        batch = torch.as_tensor(np.ascontiguousarray(images[start:stop]))
         h = scorer.coefficients(preprocess(batch))
         scores.append(scorer.log_ratio_of(h.total))
         if h.logits is not None:
             classes.append(h.logits.argmax(dim=1))
         if bar is not None:
             bar.update(len(batch))
-    predicted = torch.cat(classes).cpu().numpy() if classes else None
-    return torch.cat(scores).float().cpu().numpy(), predicted
+    predicted = distributed.gather_rows(torch.cat(classes).cpu().numpy()) if classes else None
+    return distributed.gather_rows(torch.cat(scores).float().cpu().numpy()), predicted
 
 
 class Validation:

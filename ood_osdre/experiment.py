@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from . import checkpoints
+from . import checkpoints, distributed
 from .building import build_objective, build_path, build_ratio, build_times
 from .config import Config
 from .data import BenchmarkData, ImageSet
@@ -208,6 +208,8 @@ def evaluate_run(
         parameters=count_parameters(scorer.ratio),
         reference=data.reference_name or scorer.metadata.get("reference"),
     )
+    if not distributed.is_first():
+        return table
     write_scores(folder / "scores.npz", scores)
     (id_scores,) = (s.score for s in scores.of("id").values())
     score_density(

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from . import checkpoints
+from . import checkpoints, distributed
 from .errors import UserError
 from .files import write_text_atomic
 from .objectives import Draw
@@ -36,6 +36,7 @@ from .optimisation import adamw, autocast_dtype, average_into, learning_rate_fac
 from .ratio import RatioModel
 from .sections import TrainingConfig
 from .signals import caught_signals
+from .state import pack_state, unpack_state
 
 # Steps between two looks at the loss, which wait for the device, and between lines of the log.
 REPORT_EVERY, LOG_EVERY = 20, 100
@@ -96,6 +97,7 @@ class Trainer:
         self.ratio, self.objective = ratio, objective
         self.batches, self.options = batches, options
         self.validate, self.select, self.folder = validate, select, folder
+        self.output = folder if distributed.is_first() else None
         self.metadata = dict(metadata or {})
         self.device = next(ratio.parameters()).device
         if options.channels_last:
@@ -108,7 +110,15 @@ class Trainer:
         self.scaler = torch.amp.GradScaler(
             self.device.type, enabled=dtype is torch.float16 and self.device.type == "cuda"
         )
-        self.loss = torch.compile(objective) if options.compile else objective
+        together: nn.Module = _Together(ratio, objective)
+        if options.compile:
+            together = torch.compile(together)  # type: ignore[assignment]
+        self.loss = distributed.parallel(together, self.device)
+        if options.batch_size % distributed.world_size():
+            raise UserError(
+                f"training.batch_size: got {options.batch_size}, expected a multiple of the "
+                f"{distributed.world_size()} processes."
+            )
         self.outcome = Outcome()
         self._began = 0, time.monotonic()
 
@@ -125,8 +135,10 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = group["peak"] * learning_rate_factor(step, options)
         self.ratio.train()
+        rows = distributed.share(len(draw.t))
+        draw = Draw(*(None if x is None else x[rows] for x in draw))  # type: ignore[arg-type]
         with self.autocast:
-            losses = {k: v.mean() for k, v in self.loss(self.ratio, draw).items()}
+            losses = {k: v.mean() for k, v in self.loss(draw).items()}
 
         self.optimizer.zero_grad(set_to_none=True)
         self.scaler.scale(losses["total"]).backward()
@@ -178,6 +190,7 @@ class Trainer:
                 if out.step < options.steps:  # nothing is left to resume after the last
                     elapsed = time.monotonic() - started
                     out.reason = _stop_reason(received, time_budget, elapsed)
+                    out.reason = distributed.from_first(out.reason)
                 if out.reason or self._due(options.checkpoint_every):
                     self._check_finite(losses)
                     self._save()
@@ -192,7 +205,7 @@ class Trainer:
 
     def _report(self, bar: tqdm, losses: Mapping[str, Tensor], validate: bool) -> None:
         out = self.outcome
-        self._check_finite(losses)
+        losses = self._check_finite(losses)
         first, started = self._began
         elapsed = max(time.monotonic() - started, 1e-9)
         images = 2 * self.options.batch_size * (out.step - first) / elapsed
@@ -212,8 +225,8 @@ class Trainer:
             img_s=f"{images:.0f}",
             val=f"{out.history[-1].get(self.select or '', math.nan):.4f}" if out.history else "-",
         )
-        if self.folder is not None and (validate or out.step % LOG_EVERY == 0):
-            self._log(self.folder / LOG, entry)
+        if self.output is not None and (validate or out.step % LOG_EVERY == 0):
+            self._log(self.output / LOG, entry)
 
     def _log(self, path: Path, entry: Mapping[str, float]) -> None:
         try:
@@ -239,9 +252,9 @@ class Trainer:
     def _finish(self) -> None:
         if self.select is None or not self.outcome.best:
             self.kept = self.averaged
-        if self.folder is not None:
+        if self.output is not None:
             checkpoints.write_checkpoint(
-                self.folder, checkpoints.MODEL, self.kept.state_dict(), self.metadata
+                self.output, checkpoints.MODEL, self.kept.state_dict(), self.metadata
             )
 
     def _modules(self) -> dict[str, nn.Module]:
@@ -254,17 +267,8 @@ class Trainer:
         }
 
     def _save(self) -> None:
-        if self.folder is None:
+        if self.output is None:
             return
-        tensors = {
-            f"{part}.{key}": value
-            for part, module in self._modules().items()
-            for key, value in module.state_dict().items()
-        }
-        for index, values in self.optimizer.state_dict()["state"].items():
-            tensors |= {f"optimizer.{index}.{key}": value for key, value in values.items()}
-        # Shared storage cannot be written twice: the kept ratio may be the averaged one.
-        tensors = {key: value.clone() for key, value in tensors.items()}
         out = self.outcome
         metadata = {
             "step": out.step,
@@ -274,7 +278,8 @@ class Trainer:
             "scaler": self.scaler.state_dict(),
             "run": self.metadata,
         }
-        checkpoints.write_checkpoint(self.folder, checkpoints.STATE, tensors, metadata)
+        tensors = pack_state(self._modules(), self.optimizer)
+        checkpoints.write_checkpoint(self.output, checkpoints.STATE, tensors, metadata)
 
     def _resume(self) -> None:
         if self.folder is None or not checkpoints.exists(self.folder, checkpoints.STATE):
@@ -287,16 +292,7 @@ class Trainer:
                 "cannot be resumed by this one."
             )
         self.kept = copy.deepcopy(self.averaged)
-        for part, module in self._modules().items():
-            own = {k.removeprefix(f"{part}."): v for k, v in tensors.items() if _in(k, part)}
-            checkpoints.restore(module, own, source)
-        state: dict[int, dict[str, Tensor]] = {}
-        for key, value in tensors.items():
-            if _in(key, "optimizer"):
-                _, index, name = key.split(".")
-                state.setdefault(int(index), {})[name] = value
-        groups = self.optimizer.state_dict()["param_groups"]
-        self.optimizer.load_state_dict({"state": state, "param_groups": groups})
+        unpack_state(tensors, self._modules(), self.optimizer, source)
         self.scaler.load_state_dict(metadata["scaler"])
         self.outcome = Outcome(
             step=metadata["step"],
@@ -307,25 +303,35 @@ class Trainer:
 
     def _start_log(self) -> None:
         r"""Drops what a run that was interrupted logged after its last checkpoint."""
-        if self.folder is None:
+        if self.output is None:
             return
-        path = self.folder / LOG
+        path = self.output / LOG
         lines = path.read_text().splitlines() if path.is_file() else []
         whole = [line for line in lines if line.endswith("}")]
         kept = [line for line in whole if json.loads(line)["step"] <= self.outcome.step]
         write_text_atomic(path, "".join(f"{line}\n" for line in kept))
 
-    def _check_finite(self, losses: Mapping[str, Tensor]) -> None:
+    def _check_finite(self, losses: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        r"""Returns the losses over all processes, which are to be finite."""
+        losses = {k: distributed.mean_over_processes(v) for k, v in losses.items()}
         bad = [name for name, value in losses.items() if not torch.isfinite(value)]
         if bad:
             raise UserError(
                 f"training: the loss {bad[0]!r} is not finite at step {self.outcome.step}; "
                 "lower training.lr or objective.delta, or switch training.amp to none."
             )
+        return losses
 
 
-def _in(key: str, part: str) -> bool:
-    return key.startswith(f"{part}.")
+class _Together(nn.Module):
+    r"""The ratio and the objective as one module, whose gradients processes can average."""
+
+    def __init__(self, ratio: RatioModel, objective: nn.Module) -> None:
+        super().__init__()
+        self.ratio, self.objective = ratio, objective
+
+    def forward(self, draw: Draw) -> dict[str, Tensor]:
+        return self.objective(self.ratio, draw)
 
 
 def _stop_reason(received: list[int], budget: float | None, elapsed: float) -> str:

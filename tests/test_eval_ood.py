@@ -156,7 +156,7 @@ def test_an_output_folder_that_is_a_file(
 
 
 def test_a_folder_in_use_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from ood_osdre.commands.eval_ood import claimed
+    from ood_osdre.claims import claimed
 
     with claimed(tmp_path):
         assert main(["--out", str(tmp_path), "--max-steps", "1", *FAST]) == FAILED

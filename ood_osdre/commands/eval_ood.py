@@ -8,13 +8,15 @@ __all__ = ["main"]
 
 import argparse
 import logging
+import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..claims import claimed
 from ..config import Config, load_config, override_config
 from ..data.manifests import BENCHMARKS
 from ..errors import UserError
@@ -80,6 +82,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("error: interrupted", file=sys.stderr)
         return 130
+    finally:
+        if "RANK" in os.environ:
+            from ..distributed import leave
+
+            leave()
 
 
 def run(args: argparse.Namespace) -> int:
@@ -87,9 +94,15 @@ def run(args: argparse.Namespace) -> int:
     table = evaluate_checkpoint(args) if args.checkpoint else train_and_evaluate(args)
     if table is None:
         return UNFINISHED
-    print(table.to_terminal())
-    print(f"\nTable, scores and plot: {args.out}")
+    if first_process():
+        print(table.to_terminal())
+        print(f"\nTable, scores and plot: {args.out}")
     return 0
+
+
+def first_process() -> bool:
+    r"""Returns whether this process is alone, or the first that `torchrun` started."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def train_and_evaluate(args: argparse.Namespace) -> "MetricsTable | None":
@@ -111,7 +124,7 @@ def train_and_evaluate(args: argparse.Namespace) -> "MetricsTable | None":
     data = load_benchmark(manifest, args.data_root, args.cache_dir, config.reference)
 
     args.out = args.out or Path("runs") / f"{config.id}-{manifest.name}-{Path(name).stem}"
-    with claimed(args.out):
+    with claim(args.out):
         tables = []
         for seed in range(config.training.seed, config.training.seed + args.seeds):
             seeded = replace(config, training=replace(config.training, seed=seed))
@@ -191,7 +204,7 @@ def evaluate_checkpoint(args: argparse.Namespace) -> "MetricsTable":
     data = load_benchmark(manifest, args.data_root, args.cache_dir, training=training)
 
     args.out = args.out or Path("runs") / f"{args.checkpoint.resolve().name}-on-{manifest.name}"
-    with claimed(args.out):
+    with claim(args.out):
         if (args.out / "state.json").exists():
             raise UserError(f"--out {args.out}: holds a training run, choose another folder.")
         selection = f"given: {source}"
@@ -200,7 +213,8 @@ def evaluate_checkpoint(args: argparse.Namespace) -> "MetricsTable":
 
 def announce(message: str) -> None:
     r"""Prints a message that is not a result."""
-    print(message, file=sys.stderr)
+    if first_process():
+        print(message, file=sys.stderr)
 
 
 def default_config(id_name: str | None, gpu: bool) -> str:
@@ -234,36 +248,16 @@ def read_config(args: argparse.Namespace, name: str) -> Config:
 
 
 def pick_device(name: str) -> "torch.device":
-    r"""Returns the device of a name, refusing one that is not there."""
-    import torch
+    r"""Returns the device of a name, this process's own if `torchrun` started several."""
+    from ..devices import find_device
+    from ..distributed import join
 
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device).item()  # "meta" exists, but holds no data
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"--device {name}: not available here ({reason})") from None
-    return device
+    return join(find_device(None if name == "auto" else name, "--device"))
 
 
-@contextmanager
-def claimed(folder: Path) -> Iterator[None]:
-    r"""Holds a run folder against a second process; the claim ends with this one."""
-    import fcntl
-
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle = (folder / ".lock").open("w")
-    except OSError as error:
-        raise UserError(f"--out {folder}: cannot be written: {error.strerror}") from None
-    with handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UserError(f"--out {folder}: another run is writing here.") from None
-        yield
+def claim(folder: Path) -> AbstractContextManager[None]:
+    r"""Holds a run folder against a second run; the first process does so for all of a run."""
+    return claimed(folder, "--out") if first_process() else nullcontext()
 
 
 def positive(text: str) -> int:

@@ -1,0 +1,90 @@
+r"""Tests of several processes: two on the CPU, against one."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ood_osdre import checkpoints, distributed
+from ood_osdre.scores import read_scores
+
+ROOT = Path(__file__).parents[1]
+COMMAND = ["-m", "ood_osdre.commands.eval_ood"]
+FAST = ["--id", "digits", "--device", "cpu", "--quiet", "--max-steps", "4"]
+FAST += ["network.width=0.125", "network.depths=[1, 1, 1, 1]", "network.stem_stride=2"]
+FAST += ["network.norm=group", "training.batch_size=8", "data.val_limit=20", "training.ema=0.5"]
+
+
+def run(folder: Path, processes: int, *options: str) -> subprocess.CompletedProcess[str]:
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    command = [*(torchrun if processes > 1 else []), *COMMAND, "--out", str(folder)]
+    return subprocess.run(
+        [sys.executable, *command, *FAST, *options],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
+
+
+def test_a_plain_run_is_the_first_and_only_process() -> None:
+    assert distributed.world_size() == 1
+    assert distributed.is_first()
+    assert distributed.share(7) == slice(0, 7)
+    rows, value = np.arange(3), torch.ones(2)
+    assert distributed.gather_rows(rows) is rows
+    assert distributed.mean_over_processes(value) is value
+    assert distributed.from_first("x") == "x"
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 7, 10])
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_shares_neither_overlap_nor_lose(
+    size: int, n: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(distributed, "world_size", lambda: n)
+    items = []
+    for rank in range(n):
+        monkeypatch.setattr(distributed.dist, "get_rank", lambda rank=rank: rank)
+        items += list(range(size))[distributed.share(size)]
+    assert items == list(range(size))
+
+
+@pytest.mark.slow
+def test_two_processes_train_and_score_as_one(tmp_path: Path) -> None:
+    one, two, mixed = tmp_path / "one", tmp_path / "two", tmp_path / "mixed"
+    for folder, processes in ((one, 1), (two, 2)):
+        done = run(folder, processes)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("nearood") == 1  # the table is printed once
+
+    # Half by two processes, the rest by one.
+    assert run(mixed, 2, "--time-budget", "0").returncode != 0
+    assert json.loads((mixed / "state.json").read_text())["step"] == 1
+    done = run(mixed, 1, "--resume")
+    assert done.returncode == 0, done.stderr
+
+    weights = [checkpoints.read_checkpoint(f, checkpoints.MODEL)[0] for f in (one, two, mixed)]
+    for name, expected in weights[0].items():
+        for other in weights[1:]:
+            torch.testing.assert_close(other[name], expected, rtol=1e-3, atol=1e-4)
+
+    # The same model scored by two and by one.
+    again = tmp_path / "again"
+    command = ["--checkpoint", str(two), "--device", "cpu", "--quiet", "--out", str(again)]
+    subprocess.run([sys.executable, *COMMAND, *command], capture_output=True, check=True, cwd=ROOT)
+    for role in ("id", "near", "far"):
+        a, b = (read_scores(folder / "scores.npz").of(role) for folder in (two, again))
+        for name in a:
+            np.testing.assert_allclose(a[name].score, b[name].score, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_batch_is_to_be_shared_evenly(tmp_path: Path) -> None:
+    done = run(tmp_path / "run", 2, "training.batch_size=7")
+    assert done.returncode != 0
+    assert "training.batch_size: got 7, expected a multiple of the 2 processes." in done.stderr
