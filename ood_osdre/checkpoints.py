@@ -1,12 +1,20 @@
 r"""Checkpoints: tensors in safetensors, everything else in JSON, written atomically, no pickles.
 
 A checkpoint `NAME` in a folder is two files. `NAME-DIGEST.safetensors` holds the tensors;
-`NAME.json` names that file, its SHA-256 and the metadata, and is replaced last. Whatever kills
-the writer, the folder holds the old checkpoint or the new one, and a file that was cut short or
-edited is refused by name.
+`NAME.json` names that file, holds the metadata and the SHA-256 of both, and is replaced last.
+Whatever kills the writer, the folder holds the old checkpoint or the new one, and a file that was
+cut short or edited is refused by name. So are weights that are not finite.
 """
 
-__all__ = ["MODEL", "STATE", "exists", "read_checkpoint", "restore", "write_checkpoint"]
+__all__ = [
+    "MODEL",
+    "STATE",
+    "digest_of",
+    "exists",
+    "read_checkpoint",
+    "restore",
+    "write_checkpoint",
+]
 
 import hashlib
 import json
@@ -19,10 +27,12 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from .errors import UserError
-from .files import atomic_path, write_json_atomic
+from .files import as_json, atomic_path, sweep, write_json_atomic
 
 MODEL, STATE = "model", "state"
 VERSION = 1
+# What the file says of itself, beside the metadata.
+OWN_KEYS, SEAL = ("format", "tensors", "sha256"), "metadata_sha256"
 
 
 def exists(folder: Path, name: str) -> bool:
@@ -32,7 +42,7 @@ def exists(folder: Path, name: str) -> bool:
 
 def write_checkpoint(
     folder: Path, name: str, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]
-) -> None:
+) -> str:
     r"""Writes a checkpoint, replacing an older one of the same name.
 
     Arguments:
@@ -40,19 +50,27 @@ def write_checkpoint(
         name: The name of the checkpoint.
         tensors: The tensors by name.
         metadata: What goes into the JSON file.
+
+    Returns:
+        The SHA-256 of the tensors' file.
     """
+    path = folder / f"{name}.json"
+    try:
+        seal = _seal(as_json(metadata))
+    except ValueError as error:
+        raise UserError(f"{path}: {error}") from None
     content = save({key: value.detach().cpu().contiguous() for key, value in tensors.items()})
     digest = hashlib.sha256(content).hexdigest()
     final = folder / f"{name}-{digest[:12]}.safetensors"
     with atomic_path(final) as temporary:
         temporary.write_bytes(content)
-    write_json_atomic(
-        folder / f"{name}.json",
-        {"format": VERSION, "tensors": final.name, "sha256": digest, **metadata},
-    )
+    own = {"format": VERSION, "tensors": final.name, "sha256": digest, SEAL: seal}
+    write_json_atomic(path, {**own, **metadata})
     for stale in folder.glob(f"{name}-*.safetensors"):
         if stale != final:
             stale.unlink()
+    sweep(folder)
+    return digest
 
 
 def read_checkpoint(folder: Path, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -63,7 +81,7 @@ def read_checkpoint(folder: Path, name: str) -> tuple[dict[str, Tensor], dict[st
         name: The name of the checkpoint.
 
     Returns:
-        The tensors by name, on the CPU, and the metadata.
+        The tensors by name, on the CPU, and the metadata as it was written.
 
     Raises:
         UserError: If a file is missing, cut short, edited, or of another format.
@@ -71,25 +89,42 @@ def read_checkpoint(folder: Path, name: str) -> tuple[dict[str, Tensor], dict[st
     path = folder / f"{name}.json"
     try:
         metadata = json.loads(path.read_text())
-        tensors, digest = folder / metadata["tensors"], metadata["sha256"]
-        if metadata["format"] != VERSION:
-            raise UserError(f"{path}: format {metadata['format']}, expected {VERSION}.")
+        own = {key: metadata.pop(key) for key in OWN_KEYS}
+        seal = metadata.pop(SEAL, None)  # absent from the first checkpoints of this format
+        tensors, digest = folder / own["tensors"], own["sha256"]
+        if own["format"] != VERSION:
+            raise UserError(f"{path}: format {own['format']}, expected {VERSION}.")
+        if seal not in (None, _seal(metadata)):
+            raise UserError(f"{path}: edited, its SHA-256 is not the one it was written with.")
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{folder}: no checkpoint here, expected a file {name}.json.") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}.") from None
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+    except (
+        json.JSONDecodeError,
+        UnicodeDecodeError,
+        KeyError,
+        TypeError,
+        AttributeError,
+    ) as error:
         raise UserError(f"{path}: not a checkpoint of ood_osdre ({error!r}).") from None
     try:
         content = tensors.read_bytes()
     except FileNotFoundError:
         raise UserError(f"{tensors}: missing, {path.name} expects it.") from None
+    except OSError as error:
+        raise UserError(f"{tensors}: cannot be read: {error.strerror}.") from None
     if hashlib.sha256(content).hexdigest() != digest:
         raise UserError(f"{tensors}: truncated or changed, its SHA-256 is not {path.name}'s.")
     try:
         return load(content), metadata
     except SafetensorError as error:
         raise UserError(f"{tensors}: not a safetensors file ({error}).") from None
+
+
+def digest_of(folder: Path, name: str) -> str:
+    r"""Returns the SHA-256 of the tensors of a checkpoint that has been read."""
+    return json.loads((folder / f"{name}.json").read_text())["sha256"]
 
 
 def restore(module: nn.Module, tensors: Mapping[str, Tensor], source: Path) -> None:
@@ -111,7 +146,18 @@ def restore(module: nn.Module, tensors: Mapping[str, Tensor], source: Path) -> N
             f"{source}: a checkpoint of another architecture: {wrong[0]} "
             f"({len(wrong)} of {len(own)} tensors differ)."
         )
+    bad = [k for k, v in tensors.items() if v.is_floating_point() and not v.isfinite().all()]
+    if bad:
+        raise UserError(
+            f"{source}: {bad[0]} holds NaN or infinity ({len(bad)} of {len(own)} tensors do), "
+            "expected finite weights."
+        )
     module.load_state_dict(dict(tensors))
+
+
+def _seal(metadata: object) -> str:
+    r"""Returns the SHA-256 of metadata, whatever the order and layout of its file."""
+    return hashlib.sha256(json.dumps(metadata, sort_keys=True).encode()).hexdigest()
 
 
 def _shape(tensor: Tensor | None) -> str:

@@ -8,7 +8,7 @@ JSON has no NaN and no infinity, so neither is ever written: :func:`write_json_a
 them by their key.
 """
 
-__all__ = ["atomic_path", "sweep", "write_json_atomic", "write_text_atomic"]
+__all__ = ["as_json", "atomic_path", "sweep", "write_json_atomic", "write_text_atomic"]
 
 import dataclasses
 import json
@@ -96,11 +96,21 @@ def write_json_atomic(path: str | os.PathLike[str], obj: object) -> None:
             holds its key. Nothing is written.
     """
     try:
-        plain = _plain(obj, "")
+        plain = as_json(obj)
     except ValueError as error:
         raise UserError(f"{path}: {error}") from None
 
     write_text_atomic(path, json.dumps(plain, indent=2, allow_nan=False) + "\n")
+
+
+def as_json(obj: object) -> object:
+    r"""Returns an object in the types of JSON, as reading its file would give it.
+
+    Raises:
+        ValueError: If a number is NaN or infinite, or if a value has no JSON form; the message
+            holds its key.
+    """
+    return json.loads(json.dumps(_plain(obj, ""), allow_nan=False))
 
 
 def sweep(folder: Path, age: float = 86_400.0) -> None:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from ..errors import UserError
+from .consistency import check_classes, warn_of_copies
 from .digits import load_digits_sets
 from .images import cached_array, decode_all, square
 from .manifests import Manifest, load_manifest
@@ -136,6 +137,9 @@ def load_benchmark(
         for s in (*required, *optional)
         if s.present
     }
+    if training:
+        check_classes(loaded)
+    warn_of_copies([s for s in (*required, *optional) if s.present], loaded)
     names = [s.spec.name for s in lost]
     return assemble(
         manifest,

@@ -17,7 +17,8 @@ from ..errors import UserError
 from ..files import write_text_atomic
 
 SHOWN = 10
-LABEL = re.compile(r"-1|\d+")
+# More digits than any set has classes, and fewer than an int64 has.
+LABEL = re.compile(r"-1|\d{1,9}")
 EXTENSIONS = frozenset(
     (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 )

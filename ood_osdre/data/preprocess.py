@@ -48,6 +48,10 @@ class Preprocess:
         """
         return (pixels - self.mean[:, None, None]) / self.std[:, None, None]
 
+    def on(self, device: torch.device | str) -> "Preprocess":
+        r"""Returns the same preprocessing on another device."""
+        return type(self)(self.mean.tolist(), self.std.tolist(), device)
+
     def __call__(self, images: Tensor) -> Tensor:
         r"""Maps stored images to inputs.
 

@@ -121,6 +121,9 @@ def inspect_list(
         state, detail = "corrupt", f"another list: it has {len(content):,} entries"
     elif spec.role.startswith("id_") and min(content.labels) < 0:
         state, detail = "corrupt", f"ID images need labels >= 0; found {min(content.labels)}"
+    elif spec.role == "id_train" and max(content.labels) >= len(content):
+        # One stray label would build a class head of its size.
+        state, detail = "corrupt", f"a label is {max(content.labels)}, of {len(content)} images"
 
     known = tuple(s for s in stats if s is not None)
     return SetStatus(spec, state, found, expected, path, images, detail, content, known)

@@ -1,0 +1,75 @@
+r"""Batches and standardisation of vectors, as :mod:`ood_osdre.data.batches` has them of images."""
+
+__all__ = ["Standardise", "VectorBatches"]
+
+import torch
+from torch import Tensor
+
+from ..objectives import Draw, Times
+from .batches import BATCH, step_generator
+from .preprocess import Preprocess
+
+
+class Standardise(Preprocess):
+    r"""From vectors to network inputs, with the statistics of the ID data.
+
+    Arguments:
+        mean: The mean of each coordinate, :math:`d` of them.
+        std: The standard deviation of each coordinate.
+        device: The device of the inputs.
+    """
+
+    def pixels(self, images: Tensor) -> Tensor:
+        r"""Returns vectors in float32 on the device, with shape :math:`(B, d)`."""
+        return images.to(self.device, torch.float32)
+
+    def normalise(self, pixels: Tensor) -> Tensor:
+        r"""Standardises vectors, with shape :math:`(B, d)`."""
+        return (pixels - self.mean) / self.std
+
+
+class VectorBatches:
+    r"""Draws of the objective from two sets of vectors, a pure function of seed and step.
+
+    Vectors are drawn with replacement, and not augmented.
+
+    Arguments:
+        id_train: The ID training set :math:`p_1`, with shape :math:`(N, d)`.
+        labels: Its labels, with shape :math:`(N)`.
+        reference: The reference set :math:`p_0`, with shape :math:`(M, d)`.
+        standardise: The standardisation, which also says the device.
+        times: The distribution of training times.
+        batch_size: The number of pairs in a batch.
+        seed: The seed.
+    """
+
+    def __init__(
+        self,
+        id_train: Tensor,
+        labels: Tensor,
+        reference: Tensor,
+        standardise: Standardise,
+        times: Times,
+        batch_size: int,
+        seed: int,
+    ) -> None:
+        self.id_train, self.reference = standardise(id_train), standardise(reference)
+        self.labels = labels.to(standardise.device)
+        self.times, self.batch_size, self.seed = times, batch_size, seed
+
+    def __call__(self, step: int) -> Draw:
+        r"""Returns the draw of a step: :math:`x_0, x_1` with shape :math:`(B, d)`."""
+        device, size = self.id_train.device, self.batch_size
+        generator = step_generator(self.seed, BATCH, step, device)
+        chosen, other = (
+            torch.randint(len(x), (size,), generator=generator, device=device)
+            for x in (self.id_train, self.reference)
+        )
+        x_1 = self.id_train[chosen]
+        return Draw(
+            x_0=self.reference[other],
+            x_1=x_1,
+            t=self.times.sample(size, generator),
+            noise=torch.randn(x_1.shape, generator=generator, device=device, dtype=x_1.dtype),
+            label=self.labels[chosen],
+        )

@@ -1,0 +1,474 @@
+r"""A detector in plain Python: fit, score, calibrate, predict, save.
+
+:class:`OneStepDetector` puts the parts of this package together for data that belong to no
+benchmark: it takes ID data and a reference in whatever form they come
+(:mod:`ood_osdre.data.inputs`), computes the statistics of the ID data, holds a part of both
+sets out to select the model, and trains with the one training loop. Nothing it reads in
+:meth:`~OneStepDetector.fit` is test data; calibration refuses inputs that it has read there.
+"""
+
+__all__ = ["OneStepDetector"]
+
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import nn
+
+from . import checkpoints
+from .backbones import build_ratio_on
+from .building import build_objective, build_path, build_ratio, build_times
+from .claims import claimed
+from .config import Config, load_config
+from .conformal import SplitConformal
+from .data.fingerprints import count_shared, fingerprints
+from .data.inputs import Chunk, read, read_chunks
+from .data.preprocess import Preprocess
+from .data.vectors import Standardise
+from .devices import find_device
+from .errors import UserError
+from .evaluation import score_images
+from .experiment import Scorer
+from .files import sweep
+from .fitting import Problem
+from .metrics import check_scores
+from .ratio import RatioModel
+from .training import Outcome, Trainer
+
+CALIBRATION = "calibration"
+ESTIMATORS = ("one_step", "direct")
+
+log = logging.getLogger(__name__)
+
+
+class OneStepDetector:
+    r"""An OOD detector on your own data.
+
+    Scores are log-ratios of ID data to the reference in nats; **larger = more ID**. Decisions
+    follow scikit-learn: **+1 is an inlier (ID), -1 an outlier (flagged as OOD)**.
+
+    Data may be arrays, tensors, data loaders, torchvision data sets, folders of images, list
+    files (:mod:`ood_osdre.data.inputs` has the table), or vectors; images are pixels that are
+    not normalised.
+
+    Arguments:
+        config: The name of a configuration that the package ships, a YAML file, a mapping or a
+            :class:`Config`; None for the one of 32x32 images that suits the device. Vectors take
+            `{"network": {"kind": "mlp"}}`.
+        backbone: A module from network inputs :math:`(B, *)` to features :math:`(B, F)` to be
+            used instead of the configured one, with the weights it has: a timm model without
+            its classifier, for instance. It is copied, so yours stays as it is.
+        size: The side of the images in pixels. Files and Pillow images are brought to it; arrays
+            and tensors must have it.
+        device: Where to train and score; None for a GPU if there is one.
+        progress: Whether to show progress bars in training.
+        options: Options of the configuration, with two underscores for the dot:
+            `training__steps=2000`.
+
+    Raises:
+        UserError: If an option is unknown or out of range, or the device is not there.
+
+    Example:
+        >>> from ood_osdre.data import load_digits_benchmark
+        >>> data = load_digits_benchmark()
+        >>> quick = {"training__steps": 20, "training__warmup": 2, "data__val_limit": 50}
+        >>> detector = OneStepDetector("digits", progress=False, training__batch_size=16, **quick)
+        >>> scores = detector.fit(data.id_train, data.reference).score(data.id_test)
+        >>> bool(scores.mean() > detector.score(data.far["flower"]).mean())
+        True
+        >>> decisions = detector.calibrate(data.id_test, alpha=0.1).predict(data.far["flower"])
+        >>> decisions.shape
+        (475,)
+    """
+
+    def __init__(
+        self,
+        config: str | Path | Mapping[str, Any] | Config | None = None,
+        *,
+        backbone: nn.Module | None = None,
+        size: int = 32,
+        device: torch.device | str | None = None,
+        progress: bool = True,
+        **options: object,
+    ) -> None:
+        self.device = find_device(device)
+        self.config = _config(config, options, gpu=self.device.type == "cuda")
+        if self.config.estimator not in ESTIMATORS:
+            raise UserError(
+                f"estimator: got {self.config.estimator}, a detector needs one of "
+                f"{' and '.join(ESTIMATORS)}."
+            )
+        if backbone is not None and self.config.estimator != "one_step":
+            raise UserError("estimator: a backbone of your own needs one_step.")
+        self.backbone, self.size, self.progress = backbone, size, progress
+        self.outcome = Outcome()
+        self.conformal: SplitConformal | None = None
+        self._fitted: _Fitted | None = None
+
+    def fit(
+        self,
+        id_data: object,
+        reference: object,
+        labels: ArrayLike | None = None,
+        folder: str | os.PathLike[str] | None = None,
+        resume: bool = False,
+    ) -> "OneStepDetector":
+        r"""Trains on ID data against a reference.
+
+        A tenth of each, or ten class folders of a reference that has twenty, is held out to
+        select the model.
+
+        Arguments:
+            id_data: ID images or vectors :math:`p_1`. With labels, which data sets, loaders of
+                `(image, label)` and folders of class folders have, a class head is trained too
+                if the configuration wants one.
+            reference: The images or vectors :math:`p_0` that ID data are told apart from.
+            labels: The ID classes from 0, with shape :math:`(N)`; None for those of `id_data`.
+            folder: A folder for checkpoints and the log; None writes nothing.
+            resume: Whether to go on from the folder's checkpoint, if there is one.
+
+        Returns:
+            The detector itself.
+
+        Raises:
+            UserError: If the data cannot be used, the loss is not finite, or a signal stopped
+                the training.
+        """
+        given = read(id_data, self.size, "ID data")
+        if labels is not None:
+            given = given._replace(labels=np.asarray(labels, dtype=np.int64))
+        problem = Problem(self.config, given, read(reference, self.size, "reference"), self.device)
+        target = None if folder is None else Path(folder)
+        with nullcontext() if target is None else _run_folder(target, resume):
+            trainer = self._trainer(problem, target)
+            self.outcome = trainer.run(progress=self.progress, resume=resume)
+        if not self.outcome.finished:
+            where = "" if folder is None else f"; saved in {folder}, go on with resume=True"
+            raise UserError(
+                f"fit: stopped ({self.outcome.reason}) at step {self.outcome.step} of "
+                f"{self.config.training.steps}{where}."
+            )
+        self._fitted = _Fitted.of(trainer.kept, problem.preprocess, trainer.metadata, problem.seen)
+        self.conformal = None
+        return self
+
+    @property
+    def is_fitted(self) -> bool:
+        r"""Whether there is a trained model."""
+        return self._fitted is not None
+
+    @property
+    def scorer(self) -> Scorer:
+        r"""The trained model, folded, with its preprocessing."""
+        fitted = self._get_fitted("scorer")
+        return Scorer(fitted.folded, fitted.preprocess, fitted.metadata)
+
+    def score(self, x: object) -> NDArray[np.float32]:
+        r"""Scores inputs, one forward pass each.
+
+        Arguments:
+            x: The images or vectors, :math:`N` of them.
+
+        Returns:
+            The log-ratios in nats, larger = more ID, with shape :math:`(N)`.
+
+        Raises:
+            UserError: If there are none, they are not what the detector was fitted on, or a
+                score is NaN or infinite.
+        """
+        fitted = self._get_fitted("score")
+        parts = [self._score(fitted, chunk) for chunk in read_chunks(x, self.size, "input")]
+        if not parts:
+            raise UserError("input: empty, expected at least one image or vector.")
+        return np.concatenate(parts)
+
+    def calibrate(
+        self, id_data: object, alpha: float = 0.05, seen: Literal["refuse", "warn"] = "refuse"
+    ) -> "OneStepDetector":
+        r"""Sets the threshold at which ID inputs are flagged at a rate of at most `alpha`.
+
+        The rate is an expectation over calibration sets; see :mod:`ood_osdre.conformal` for what
+        is guaranteed and what is not.
+
+        Arguments:
+            id_data: ID data that neither trained nor selected the model, :math:`n` of them.
+            alpha: The rate :math:`\alpha`. Below :math:`1 / (n + 1)` nothing is ever flagged,
+                which is logged as a warning.
+            seen: What to do about inputs that :meth:`fit` has read, found by their content: the
+                guarantee is void with them. `"warn"` is for data with natural duplicates.
+
+        Returns:
+            The detector itself.
+
+        Raises:
+            UserError: If inputs were seen, or as :meth:`score`.
+        """
+        if seen not in ("refuse", "warn"):
+            raise ValueError(f"'seen' should be 'refuse' or 'warn', got {seen!r}.")
+        fitted = self._get_fitted("calibrate")
+        scores, marks = [], []
+        for chunk in read_chunks(id_data, self.size, "calibration data"):
+            scores.append(self._score(fitted, chunk))
+            marks.append(fingerprints(chunk.values))
+        if not scores:
+            raise UserError("calibration data: empty, expected at least one image or vector.")
+        if fitted.seen is None:
+            log.warning("calibration: what trained this model is not recorded, so not compared.")
+        elif shared := count_shared(np.concatenate(marks), fitted.seen):
+            message = (
+                f"calibration data: {shared} of {sum(map(len, marks))} items were read in fit, "
+                "which voids the guarantee"
+            )
+            if seen == "refuse":
+                raise UserError(f"{message}; hold data out for it (or pass seen='warn').")
+            log.warning("%s", message)
+        self.conformal = SplitConformal(np.concatenate(scores), alpha)
+        return self
+
+    def predict(self, x: object) -> NDArray[np.int64]:
+        r"""Decides on inputs: +1 for an inlier (ID), -1 for an outlier (flagged as OOD).
+
+        Arguments:
+            x: The images or vectors, :math:`N` of them.
+
+        Returns:
+            The decisions, with shape :math:`(N)`.
+
+        Raises:
+            UserError: If the detector is not calibrated, or as :meth:`score`.
+        """
+        flagged = self._get_conformal("predict").flagged(self.score(x))
+        return np.where(flagged, -1, 1)
+
+    def pvalue(self, x: object) -> NDArray[np.float64]:
+        r"""Returns the conformal p-value of the hypothesis that an input is ID.
+
+        Arguments:
+            x: The images or vectors, :math:`N` of them.
+
+        Returns:
+            The p-values, with shape :math:`(N)`; :meth:`predict` flags those of at most `alpha`.
+
+        Raises:
+            UserError: If the detector is not calibrated, or as :meth:`score`.
+        """
+        return self._get_conformal("pvalue").pvalue(self.score(x))
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        r"""Writes the detector into a folder, as safetensors and JSON; nothing is pickled.
+
+        A folder of images' detector without a backbone of your own can be loaded with
+        :func:`ood_osdre.load_scorer`, too.
+
+        Arguments:
+            folder: The folder, created if needed.
+
+        Raises:
+            UserError: If it cannot be written.
+        """
+        fitted, target = self._get_fitted("save"), Path(folder)
+        digest = checkpoints.write_checkpoint(
+            target, checkpoints.MODEL, fitted.ratio.state_dict(), fitted.metadata
+        )
+        tensors = {} if fitted.seen is None else {"seen": torch.as_tensor(fitted.seen)}
+        conformal = self.conformal
+        if conformal is not None:
+            tensors["scores"] = torch.as_tensor(conformal.scores)
+        checkpoints.write_checkpoint(
+            target,
+            CALIBRATION,
+            tensors,
+            {
+                "model": digest,
+                "alpha": None if conformal is None else conformal.alpha,
+            },
+        )
+
+    @classmethod
+    def load(
+        cls,
+        folder: str | os.PathLike[str],
+        backbone: nn.Module | None = None,
+        device: torch.device | str | None = None,
+    ) -> "OneStepDetector":
+        r"""Loads a detector, or the model of a run folder, which is then to be calibrated.
+
+        Arguments:
+            folder: The folder.
+            backbone: A module of the architecture that was given to fit, if one was.
+            device: Where to score; None for a GPU if there is one.
+
+        Returns:
+            The detector.
+
+        Raises:
+            UserError: If the folder holds none, or it is damaged.
+        """
+        source = Path(folder)
+        tensors, metadata = checkpoints.read_checkpoint(source, checkpoints.MODEL)
+        file = source / f"{checkpoints.MODEL}.json"
+        own = metadata.get("backbone")
+        if (own is None) != (backbone is None):
+            expected = "none" if own is None else f"the {own} it was trained with"
+            raise UserError(f"{file}: pass as backbone {expected}.")
+        try:
+            config = Config.from_mapping(metadata["config"], str(file))
+            detector = cls(config, backbone=backbone, size=metadata["size"], device=device)
+            dim = metadata.get("dim")
+            ratio = detector._ratio(config, metadata["classes"], dim)
+            kind = Preprocess if dim is None else Standardise
+            preprocess = kind(metadata["mean"], metadata["std"], detector.device)
+        except KeyError as error:
+            raise UserError(f"{file}: {error} is missing, expected a trained model.") from None
+        checkpoints.restore(ratio, tensors, file)
+        seen = detector._load_calibration(source)
+        detector._fitted = _Fitted.of(ratio.to(detector.device), preprocess, metadata, seen)
+        return detector
+
+    def _load_calibration(self, folder: Path) -> NDArray[np.int64] | None:
+        r"""Restores the calibration and returns the fingerprints of what fit has read."""
+        if not checkpoints.exists(folder, CALIBRATION):
+            return None
+        tensors, metadata = checkpoints.read_checkpoint(folder, CALIBRATION)
+        if metadata.get("model") != checkpoints.digest_of(folder, checkpoints.MODEL):
+            raise UserError(
+                f"{folder / CALIBRATION}.json: of another model than the one in this folder; "
+                "save the detector again."
+            )
+        if "scores" in tensors:
+            self.conformal = SplitConformal(tensors["scores"].numpy(), metadata["alpha"])
+        return tensors["seen"].numpy() if "seen" in tensors else None
+
+    def _get_fitted(self, method: str) -> "_Fitted":
+        if self._fitted is None:
+            raise UserError(f"{method}: the detector is not fitted; call fit first.")
+        return self._fitted
+
+    def _get_conformal(self, method: str) -> SplitConformal:
+        self._get_fitted(method)
+        if self.conformal is None:
+            raise UserError(
+                f"{method}: there is no threshold yet; call calibrate with ID data that fit has "
+                "not read."
+            )
+        return self.conformal
+
+    def _score(self, fitted: "_Fitted", chunk: Chunk) -> NDArray[np.float32]:
+        shape = chunk.values.shape[1:]
+        dim = fitted.metadata.get("dim")
+        expected = (self.size, self.size, 3) if dim is None else (dim,)
+        if shape != expected:
+            raise UserError(f"input: items of shape {shape}, expected {expected} as in fit.")
+        scores, _ = score_images(
+            fitted.folded, chunk.values, fitted.preprocess, self.config.evaluation.batch_size
+        )
+        check_scores("input", scores, chunk.names)
+        return scores
+
+    def _ratio(self, config: Config, classes: int, dim: int | None) -> RatioModel:
+        r"""Builds the untrained ratio, on the user's backbone if there is one."""
+        if self.backbone is None:
+            if dim is not None and config.network.kind != "mlp":
+                raise UserError(
+                    f"network.kind: got {config.network.kind}, which takes images; expected mlp "
+                    "for vectors."
+                )
+            return build_ratio(config, classes, dim)
+        shape = (3, self.size, self.size) if dim is None else (dim,)
+        return build_ratio_on(self.backbone, shape, config, classes)
+
+    def _trainer(self, problem: Problem, folder: Path | None) -> Trainer:
+        config = problem.config
+        torch.manual_seed(config.training.seed)
+        ratio = self._ratio(config, problem.classes, problem.dim).to(self.device)
+        path, moments = build_path(config).to(self.device), problem.moments()
+        times = build_times(config, path, moments)
+        return Trainer(
+            ratio,
+            build_objective(config, path, times, moments),
+            problem.batches(times),
+            config.training,
+            problem.validation(),
+            config.evaluation.select,
+            folder,
+            problem.metadata
+            | {
+                "size": self.size,
+                "backbone": None if self.backbone is None else type(self.backbone).__qualname__,
+            },
+        )
+
+
+@dataclass(frozen=True)
+class _Fitted:
+    r"""What a fitted detector scores with.
+
+    Attributes:
+        ratio: The trained model, which is saved.
+        folded: The same, folded.
+        preprocess: The preprocessing, with the statistics of the ID data.
+        metadata: What is saved with the model.
+        seen: The fingerprints of what fit has read; None if that is not known.
+    """
+
+    ratio: RatioModel
+    folded: RatioModel
+    preprocess: Preprocess
+    metadata: Mapping[str, Any]
+    seen: NDArray[np.int64] | None
+
+    @classmethod
+    def of(
+        cls,
+        ratio: RatioModel,
+        preprocess: Preprocess,
+        metadata: Mapping[str, Any],
+        seen: NDArray[np.int64] | None,
+    ) -> "_Fitted":
+        r"""Returns a ratio in evaluation mode, with its folded form."""
+        ratio.eval()
+        folded = ratio.fold()
+        if metadata["config"]["training"]["channels_last"]:
+            folded.to(memory_format=torch.channels_last)
+        return cls(ratio, folded, preprocess, metadata, seen)
+
+
+@contextmanager
+def _run_folder(folder: Path, resume: bool) -> Iterator[None]:
+    r"""Holds a folder against other runs, and refuses to write over one."""
+    with claimed(folder):
+        names = (checkpoints.STATE, checkpoints.MODEL)
+        if not resume and any(checkpoints.exists(folder, name) for name in names):
+            raise UserError(
+                f"{folder}: holds a run already; go on with resume=True or choose another folder."
+            )
+        sweep(folder, age=0)
+        yield
+
+
+def _config(
+    config: str | Path | Mapping[str, Any] | Config | None,
+    options: Mapping[str, object],
+    gpu: bool,
+) -> Config:
+    r"""Returns the configuration with options, `__` standing for the dot of a key."""
+    if config is None:
+        config = "cifar10" if gpu else "cifar10_cpu"
+    source = str(config) if isinstance(config, str | Path) else "config"
+    if isinstance(config, str | Path):
+        config = load_config(config)
+    values: dict[str, Any] = dict(config.to_dict() if isinstance(config, Config) else config)
+    for key, value in options.items():
+        section, _, name = key.rpartition("__")
+        if section:
+            values[section] = {**(values.get(section) or {}), name: value}
+        else:
+            values[name] = value
+    return Config.from_mapping(values, source)

@@ -1,0 +1,212 @@
+r"""Features of a frozen network that somebody else trained, in one pass of it.
+
+A network offers features in one of three ways, tried in this order:
+
+1. a *layer* of it, named by the caller: what that layer returns, read by a forward hook;
+2. `net(x, return_feature=True)`, which returns logits and features, the convention of OpenOOD;
+3. `net.forward_features(x)` and `net.forward_head(·, pre_logits=True)`, the convention of timm.
+
+Feature maps :math:`(B, F, H, W)` are averaged over their cells and tokens :math:`(B, N, F)` over
+:math:`N`. A network that offers none of this is refused. Guessing a layer would give scores of
+something that nobody asked for.
+"""
+
+__all__ = [
+    "Features",
+    "collect_features",
+    "device_of",
+    "extract_features",
+    "input_batches",
+    "unwrapped",
+]
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from .errors import UserError
+
+#: Where OpenOOD's and other loaders keep the images of a batch.
+IMAGE_KEYS = ("data", "image")
+#: The two halves of a network of timm's.
+TIMM = ("features", "head")
+
+
+class Features(NamedTuple):
+    r"""What a network says about a batch.
+
+    Attributes:
+        features: The features, at least in single precision, with shape :math:`(B, F)`.
+        logits: The class logits, with shape :math:`(B, C)`; None without a class head.
+    """
+
+    features: Tensor
+    logits: Tensor | None = None
+
+
+@torch.no_grad()
+def extract_features(net: nn.Module, x: Tensor, layer: str | None = None) -> Features:
+    r"""Evaluates a network, once and in evaluation mode, in which it is left.
+
+    Arguments:
+        net: The network.
+        x: Its inputs, with shape :math:`(B, *)`.
+        layer: The name of a module of it, as in `net.named_modules()`; None for the ways that
+            the network offers itself.
+
+    Returns:
+        The features and, if the network has classes, the logits.
+
+    Raises:
+        UserError: If the network offers no features, or no such layer.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> h = extract_features(net, torch.zeros(5, 2), layer="1")
+        >>> h.features.shape, h.logits.shape
+        (torch.Size([5, 8]), torch.Size([5, 3]))
+    """
+    if net.training:
+        net.eval()
+    # A wrapper's forward takes anything; what the network takes, only itself can say.
+    bare = unwrapped(net)
+    if layer is not None:
+        return _hooked(net, bare, x, layer)
+    if "return_feature" in inspect.signature(bare.forward).parameters:
+        return _returned(net(x, return_feature=True), bare)
+    if _is_timm(bare):
+        return _timm(bare, x)
+    raise UserError(
+        f"{type(bare).__name__}: offers no features, expected forward(x, return_feature=True), "
+        f"timm's forward_features and forward_head, or a layer by name{_examples(bare)}."
+    )
+
+
+def collect_features(
+    net: nn.Module, data: Tensor | Iterable[Any], layer: str | None = None, batch_size: int = 256
+) -> Tensor:
+    r"""Returns the features of all inputs, on the CPU, with shape :math:`(N, F)`.
+
+    Arguments:
+        net: The network; inputs are moved to its device.
+        data: The network's inputs, with shape :math:`(N, *)`, or batches of them: tensors, tuples
+            that start with them, or mappings with a key `data` or `image`.
+        layer: The name of a module of it; None for the ways that the network offers itself.
+        batch_size: The number of inputs evaluated at once, if they come in one tensor.
+    """
+    device = device_of(net)
+    parts = [
+        extract_features(net, x.to(device), layer).features.cpu()
+        for x in input_batches(data, batch_size)
+    ]
+    if not parts:
+        raise UserError("features: no inputs, expected at least one batch.")
+    return torch.cat(parts)
+
+
+def input_batches(data: Tensor | Iterable[Any], batch_size: int = 256) -> Iterator[Tensor]:
+    r"""Yields the inputs of a tensor or a data loader, batch by batch, without labels.
+
+    Arguments:
+        data: As for :func:`collect_features`.
+        batch_size: The size of batches, if the data come in one tensor.
+    """
+    if isinstance(data, Tensor):
+        yield from data.split(batch_size)
+        return
+    for batch in data:
+        x: object = batch
+        if isinstance(batch, Mapping):
+            x = next((batch[key] for key in IMAGE_KEYS if key in batch), None)
+        elif isinstance(batch, tuple | list) and batch:
+            x = batch[0]
+        if not isinstance(x, Tensor):
+            raise UserError(
+                f"inputs: got a batch of {type(batch).__name__}, expected a tensor, a tuple that "
+                f"starts with one, or a mapping with a key {' or '.join(IMAGE_KEYS)}."
+            )
+        yield x
+
+
+def unwrapped(net: nn.Module) -> nn.Module:
+    r"""Returns the network inside PyTorch's wrappers for several devices."""
+    parallel = nn.DataParallel | nn.parallel.DistributedDataParallel
+    return net.module if isinstance(net, parallel) else net
+
+
+def device_of(net: nn.Module) -> torch.device:
+    r"""Returns the device of a network, that of its first parameter or buffer; else the CPU."""
+    for tensor in (*net.parameters(), *net.buffers()):
+        return tensor.device
+    return torch.device("cpu")
+
+
+def _returned(output: object, net: nn.Module) -> Features:
+    if isinstance(output, tuple) and len(output) == 2:
+        logits, features = output
+        if isinstance(logits, Tensor) and isinstance(features, Tensor):
+            return Features(_flat(features, type(net).__name__), logits)
+    raise UserError(
+        f"{type(net).__name__}: with return_feature=True it returns {type(output).__name__}, "
+        "expected the logits and the features."
+    )
+
+
+def _is_timm(net: nn.Module) -> bool:
+    trunk, head = (getattr(net, f"forward_{k}", None) for k in TIMM)
+    return (
+        callable(trunk) and callable(head) and "pre_logits" in inspect.signature(head).parameters
+    )
+
+
+def _timm(net: nn.Module, x: Tensor) -> Features:
+    # To a type checker, an attribute of a module is a tensor or a module.
+    trunk, head = (cast(Callable[..., Tensor], getattr(net, f"forward_{k}")) for k in TIMM)
+    hidden = trunk(x)
+    features = _flat(head(hidden, pre_logits=True), type(net).__name__)
+    # timm builds networks without classes, too.
+    return Features(features, head(hidden) if getattr(net, "num_classes", 0) else None)
+
+
+def _hooked(net: nn.Module, bare: nn.Module, x: Tensor, layer: str) -> Features:
+    modules: dict[str, Callable[..., Any]] = dict(bare.named_modules())
+    if not layer or layer not in modules:
+        raise UserError(
+            f"{type(bare).__name__}: has no layer {layer!r}, expected a module by "
+            f"name{_examples(bare)}."
+        )
+    caught: list[object] = []
+    handle = bare.get_submodule(layer).register_forward_hook(lambda *args: caught.append(args[2]))
+    try:
+        output = net(x)
+    finally:
+        handle.remove()
+    if len(caught) != 1 or not isinstance(caught[0], Tensor):
+        what = f"{len(caught)} outputs" if len(caught) != 1 else type(caught[0]).__name__
+        raise UserError(
+            f"{type(bare).__name__}: layer {layer!r} gave {what} in a pass, expected one tensor."
+        )
+    is_logits = isinstance(output, Tensor) and output.ndim == 2
+    return Features(_flat(caught[0], layer), output if is_logits else None)
+
+
+def _flat(features: Tensor, what: str) -> Tensor:
+    if features.ndim == 4:
+        features = features.mean(dim=(2, 3))
+    elif features.ndim == 3:
+        features = features.mean(dim=1)
+    if features.ndim != 2:
+        raise UserError(
+            f"{what}: features of shape {tuple(features.shape)}, expected (B, F), (B, F, H, W) or "
+            "(B, N, F)."
+        )
+    return features.to(torch.promote_types(features.dtype, torch.float32))
+
+
+def _examples(net: nn.Module) -> str:
+    r"""Returns some names of layers to choose from, the last ones."""
+    names = [name for name, _ in net.named_children()][-4:]
+    return f", one of {', '.join(names)} for example" if names else ""

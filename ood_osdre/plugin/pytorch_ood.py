@@ -1,0 +1,287 @@
+r"""Detectors for pytorch-ood (0.4 or later): **larger = more OOD**, the opposite of our sign.
+
+Both follow its conventions: loaders yield `(x, y)`, and a label below 0 marks OOD. In `fit` and
+`fit_features` those samples are the *reference* that the ratio is taken to, as they are the
+auxiliary outliers of other objectives. They must not be those of a test set.
+
+- :class:`OneStepRatioDetector` scores with a network of ours, trained here or elsewhere.
+- :class:`FeatureRatioDetector` puts a ratio head on the features of a frozen `encoder`.
+
+Install with `pip install 'ood-osdre[pytorch-ood]'`.
+"""
+
+__all__ = ["FeatureRatioDetector", "OneStepRatioDetector"]
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from ..data.preprocess import Preprocess
+from ..detector import OneStepDetector
+from ..errors import UserError
+from ..experiment import Scorer
+from ..feature_ratio import FeatureRatio, FeatureRatioOptions
+from ..ratio import RatioModel
+
+try:
+    from pytorch_ood.api import (
+        Detector,
+        DetectorInfo,
+        FeaturesDetector,
+        ModelNotSetException,
+        Paper,
+        RequiresFittingException,
+        Task,
+    )
+
+    REASON = None
+except ImportError as error:
+    # The module stays importable, for its documentation and for tests; its classes do not work.
+    REASON = error
+    if not TYPE_CHECKING:
+        Detector = FeaturesDetector = object
+
+# Rounding of pixels that were resized or cropped in floats.
+SLACK = 1e-3
+
+Batches = Iterable[tuple[Tensor, Tensor]]
+
+
+def _info() -> "DetectorInfo | None":
+    if REASON is not None:
+        return None
+    paper = Paper(
+        title="One-Step Score-Based Density Ratio Estimation",
+        venue="arXiv",
+        year=2026,
+        url="https://arxiv.org/abs/2604.10672",
+    )
+    return DetectorInfo(tasks={Task.CLASSIFICATION}, paper=paper)
+
+
+def _require() -> None:
+    if REASON is not None:
+        raise ImportError(
+            f"pytorch-ood 0.4 or later is needed: pip install 'ood-osdre[pytorch-ood]' ({REASON})"
+        )
+
+
+class OneStepRatioDetector(Detector):
+    r"""The negated log-ratio of a one-step ratio; larger = more OOD.
+
+    Arguments:
+        model: A :class:`~ood_osdre.detector.OneStepDetector`, fitted or to be fitted, or a
+            :class:`~ood_osdre.experiment.Scorer`: these take *pixels*, floats in
+            :math:`[0, 1]` as `ToTensor` makes them, and apply their own statistics. Or a bare
+            ratio, which takes network inputs.
+
+    Example:
+        >>> from ood_osdre import load_scorer
+        >>> detector = OneStepRatioDetector(load_scorer("runs/digits"))  # doctest: +SKIP
+        >>> metrics.update(detector(x), y)  # doctest: +SKIP
+    """
+
+    info = _info()
+
+    def __init__(self, model: OneStepDetector | Scorer | RatioModel) -> None:
+        _require()
+        super().__init__()
+        self.ratio: nn.Module | None = None
+        self.preprocess: Preprocess | None = None
+        self._detector: OneStepDetector | None = None
+        if isinstance(model, OneStepDetector):
+            self._detector = model
+            if model.is_fitted:
+                self._take(model.scorer)
+        elif isinstance(model, Scorer):
+            self._take(model)
+        elif isinstance(model, RatioModel):
+            self.ratio = model.fold()
+        else:
+            raise TypeError(
+                "'model' should be a OneStepDetector, a Scorer or a ratio, "
+                f"got {type(model).__name__}."
+            )
+        self.requires_fit = self.ratio is None
+
+    def fit(self, data_loader: Batches) -> "OneStepRatioDetector":
+        r"""Fits the :class:`OneStepDetector` that was given; with anything else, does nothing.
+
+        Arguments:
+            data_loader: Batches `(x, y)` of pixels; labels below 0 mark the reference.
+
+        Returns:
+            The detector itself.
+
+        Raises:
+            ValueError: If the loader yields no ID samples or no reference.
+        """
+        if self._detector is None:
+            return self
+        x, y = _collect(data_loader, lambda batch: batch)
+        reference = _reference(y)
+        self._take(
+            self._detector.fit(x[~reference], x[reference], labels=y[~reference].numpy()).scorer
+        )
+        self.requires_fit = False
+        return self
+
+    @torch.no_grad()
+    def predict(self, x: Tensor) -> Tensor:
+        r"""Returns the outlier scores.
+
+        Arguments:
+            x: The pixels or inputs, with shape :math:`(B, *)`.
+
+        Returns:
+            The negated log-ratios in nats, larger = more OOD, with shape :math:`(B)`.
+
+        Raises:
+            RequiresFittingException: If there is no trained ratio yet.
+            UserError: If pixels are expected and these are normalised.
+        """
+        if self.ratio is None:
+            raise RequiresFittingException
+        if self.preprocess is None:
+            return -self.ratio(x.to(next(self.ratio.parameters()).device))
+        _check_pixels(x)
+        x = x.to(self.preprocess.device, torch.float32)
+        return -self.ratio(self.preprocess.normalise(x))
+
+    def to(self, device: torch.device | str) -> "OneStepRatioDetector":
+        r"""Moves the detector to a device."""
+        super().to(device)
+        if self.preprocess is not None:
+            self.preprocess = self.preprocess.on(device)
+        return self
+
+    def _take(self, scorer: Scorer) -> None:
+        self.ratio, self.preprocess = scorer.ratio.fold(), scorer.preprocess
+
+
+class FeatureRatioDetector(FeaturesDetector):
+    r"""The negated log-ratio of a frozen encoder's features; larger = more OOD.
+
+    Arguments:
+        encoder: A callable from inputs :math:`(B, *)` to features; None for
+            :meth:`fit_features` and :meth:`predict_features` alone. Put it in evaluation mode.
+        options: The head and its training, see
+            :class:`~ood_osdre.feature_ratio.FeatureRatioOptions`.
+    """
+
+    info = _info()
+    requires_fit = True
+
+    def __init__(
+        self,
+        encoder: Callable[[Tensor], Tensor] | None,
+        options: FeatureRatioOptions | None = None,
+    ) -> None:
+        _require()
+        super().__init__()
+        self.encoder = encoder
+        self.head = FeatureRatio(options)
+
+    def fit(self, data_loader: Batches) -> "FeatureRatioDetector":
+        r"""Encodes the data and fits the head on the features.
+
+        Arguments:
+            data_loader: Batches `(x, y)` of inputs; labels below 0 mark the reference.
+
+        Returns:
+            The detector itself.
+
+        Raises:
+            ValueError: If the loader yields no ID samples or no reference.
+        """
+        return self.fit_features(*_collect(data_loader, self._encode))
+
+    def fit_features(self, x: Tensor, y: Tensor) -> "FeatureRatioDetector":
+        r"""Fits the head on features.
+
+        Arguments:
+            x: The features, with shape :math:`(N, F)`.
+            y: The labels, below 0 for the reference, with shape :math:`(N)`.
+
+        Returns:
+            The detector itself.
+
+        Raises:
+            ValueError: If there are no ID samples or no reference.
+        """
+        reference = _reference(y)
+        self.head.fit_features(x[~reference], x[reference], self.device or "cpu")
+        return self
+
+    def predict(self, x: Tensor) -> Tensor:
+        r"""Returns the outlier scores of inputs.
+
+        Arguments:
+            x: The inputs, with shape :math:`(B, *)`.
+
+        Returns:
+            The negated log-ratios in nats, larger = more OOD, with shape :math:`(B)`.
+
+        Raises:
+            ModelNotSetException: If there is no encoder.
+            RequiresFittingException: If the head is not fitted.
+        """
+        return self.predict_features(self._encode(x))
+
+    def predict_features(self, x: Tensor) -> Tensor:
+        r"""Returns the outlier scores of features.
+
+        Arguments:
+            x: The features, with shape :math:`(B, F)`.
+
+        Returns:
+            The negated log-ratios in nats, larger = more OOD, with shape :math:`(B)`.
+
+        Raises:
+            RequiresFittingException: If the head is not fitted.
+        """
+        if self.head.ratio is None:
+            raise RequiresFittingException
+        return -self.head.log_ratio_of_features(x)
+
+    def to(self, device: torch.device | str) -> "FeatureRatioDetector":
+        r"""Moves the detector to a device."""
+        super().to(device)
+        self.head.to(device)
+        return self
+
+    @torch.no_grad()
+    def _encode(self, x: Tensor) -> Tensor:
+        if self.encoder is None:
+            raise ModelNotSetException
+        return self.encoder(x if self.device is None else x.to(self.device)).flatten(1)
+
+
+def _collect(batches: Batches, transform: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    pairs = [(transform(x).cpu(), y.cpu()) for x, y in batches]
+    if not pairs:
+        raise ValueError("The data loader is empty, expected ID samples and a reference.")
+    x, y = zip(*pairs, strict=True)
+    return torch.cat(x), torch.cat(y)
+
+
+def _reference(labels: Tensor) -> Tensor:
+    r"""Returns which samples are the reference, those with a label below 0."""
+    reference = labels < 0
+    count = int(reference.sum())
+    if count in (0, len(labels)):
+        raise ValueError(
+            f"{count} of {len(labels)} labels are below 0, expected both ID samples and samples "
+            "of a reference, which labels below 0 mark."
+        )
+    return reference
+
+
+def _check_pixels(x: Tensor) -> None:
+    if x.ndim == 4 and not (x.min() >= -SLACK and x.max() <= 1 + SLACK):
+        raise UserError(
+            f"x: got values from {float(x.min()):.3g} to {float(x.max()):.3g}, expected pixels in "
+            "[0, 1]; leave normalisation to the detector."
+        )

@@ -1,0 +1,135 @@
+r"""A server that forks runs and kills them, for tests/test_faults_runs.py.
+
+Importing torch costs seconds and a fork next to nothing: every life of a run is a child of this
+process, which has imported all and computed nothing. Its arguments are a folder, the kind of run,
+the number of kills and the longest life in seconds; it prints one JSON object.
+"""
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import test_training
+
+import ood_osdre.experiment  # noqa: F401  (the command imports it late)
+from ood_osdre import checkpoints
+from ood_osdre.commands.eval_ood import main
+
+STEPS = 60
+SMALL = ["network.width=0.125", "network.depths=[1,1,1,1]", "network.stem_stride=2"]
+SMALL += ["training.batch_size=8", "training.checkpoint_every=2", "training.eval_every=10"]
+SMALL += ["data.val_limit=10", "training.warmup=2", "--max-steps", "40", "--quiet"]
+
+
+def train(folder: Path) -> int:
+    r"""Trains the vectors of tests/test_training.py."""
+    torch.set_default_dtype(torch.float64)
+    options = replace(
+        test_training.OPTIONS, steps=STEPS, checkpoint_every=3, eval_every=50, warmup=5
+    )
+    return 0 if test_training.make(folder, options).run(progress=False, resume=True) else 1
+
+
+def command(folder: Path) -> int:
+    r"""Runs the main command on the embedded images."""
+    return main(["--out", str(folder), "--device", "cpu", "--resume", *SMALL])
+
+
+RUNS: dict[str, Callable[[Path], int]] = {"train": train, "command": command}
+
+
+def fork(run: Callable[[Path], int], folder: Path) -> int:
+    pid = os.fork()
+    if pid == 0:
+        status = 70
+        try:
+            torch.set_num_threads(1)
+            sink = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(sink, 1)
+            status = run(folder)
+        finally:
+            os._exit(status)
+    return pid
+
+
+def finish(run: Callable[[Path], int], folder: Path) -> int:
+    _, status = os.waitpid(fork(run, folder), 0)
+    return os.waitstatus_to_exitcode(status)
+
+
+def end(run: Callable[[Path], int], folder: Path, life: float, number: int, started: bool) -> int:
+    r"""Lets a run live for a while and sends it a signal; returns how it ended.
+
+    Arguments:
+        run: The run.
+        folder: Its folder.
+        life: The number of seconds.
+        number: The signal.
+        started: Whether they count from the first checkpoint of this life.
+    """
+    pid, step = fork(run, folder), stated_step(folder)
+    ended = 0
+    while started and not ended and stated_step(folder) == step:
+        time.sleep(0.01)
+        ended, status = os.waitpid(pid, os.WNOHANG)
+    if not ended:
+        time.sleep(life)
+        os.kill(pid, number)
+        _, status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(status)
+
+
+def stated_step(folder: Path) -> int:
+    r"""Returns the step of the checkpoint by its JSON file, which a run may be replacing."""
+    path = folder / f"{checkpoints.STATE}.json"
+    return json.loads(path.read_text())["step"] if path.is_file() else 0
+
+
+def whole_step(folder: Path) -> int:
+    r"""Returns the step of the checkpoint, which must be whole if there is one."""
+    if not checkpoints.exists(folder, checkpoints.STATE):
+        return 0
+    return checkpoints.read_checkpoint(folder, checkpoints.STATE)[1]["step"]
+
+
+def serve(root: Path, kind: str, kills: int, longest: float) -> dict[str, object]:
+    run, rng = RUNS[kind], random.Random(0)
+    statuses = [finish(run, root / "whole")]
+    steps, rounds, killed = [], 0, 0
+    folder = root / "part-0"
+    while killed < kills:
+        life = rng.uniform(0, longest)
+        status = end(run, folder, life, signal.SIGKILL, started=kind == "command")
+        if status == -signal.SIGKILL:
+            killed += 1
+            steps.append(whole_step(folder))
+        else:  # it was faster than its death
+            statuses.append(status)
+            rounds += 1
+            folder = root / f"part-{rounds}"
+    terminated = None
+    if kind == "command":
+        terminated = end(run, folder, 0.0, signal.SIGTERM, started=True)
+    statuses.append(finish(run, folder))
+    parts = [root / f"part-{i}" for i in range(rounds + 1)]
+    digests = [checkpoints.digest_of(p, checkpoints.MODEL) for p in (root / "whole", *parts)]
+    return {
+        "statuses": statuses,
+        "terminated": terminated,
+        "steps": steps,
+        "digests": digests,
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(serve(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), float(sys.argv[4]))))

@@ -1,0 +1,251 @@
+r"""Tests for the ood_osdre.plugin.pytorch_ood module, inside pytorch-ood itself."""
+
+import pickle
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from ood_osdre.data import ImageSet
+from ood_osdre.detector import OneStepDetector
+from ood_osdre.errors import UserError
+from ood_osdre.feature_ratio import FeatureRatioOptions
+from ood_osdre.metrics import ood_metrics
+from ood_osdre.scores import Scores
+
+api = pytest.importorskip("pytorch_ood.api")
+plugin = import_module("ood_osdre.plugin.pytorch_ood")
+
+SMALL = {
+    "network__width": 0.125,
+    "training__steps": 20,
+    "training__batch_size": 16,
+    "training__warmup": 2,
+    "training__lr": 3e-3,
+    "progress": False,
+    "device": "cpu",
+}
+HEAD = FeatureRatioOptions(steps=200, batch_size=64, width=16, depth=1, size=4, lr=1e-2)
+KEYS = {"AUROC": "auroc", "AUPR-IN": "aupr_in", "AUPR-OUT": "aupr_out", "FPR95TPR": "fpr95"}
+
+
+@pytest.fixture(autouse=True)
+def float32() -> None:
+    torch.set_default_dtype(torch.float32)
+
+
+def draw(n: int, seed: int, shade: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return rng.integers(shade, shade + 128, (n, 32, 32, 3), dtype=np.uint8)
+
+
+def pixels(images: np.ndarray) -> Tensor:
+    r"""Returns what ToTensor makes of images."""
+    return torch.as_tensor(images).permute(0, 3, 1, 2).contiguous() / 255
+
+
+def batches(id_items: Tensor, ood_items: Tensor, size: int = 16) -> DataLoader:
+    x = torch.cat([id_items, ood_items])
+    y = torch.cat([torch.arange(len(id_items)) % 3, torch.full((len(ood_items),), -1)])
+    return DataLoader(TensorDataset(x, y), batch_size=size)
+
+
+def evaluated(detector: object, loader: DataLoader) -> tuple[dict[str, float], Tensor]:
+    from pytorch_ood.metrics import OODMetrics
+
+    metrics, scores = OODMetrics(), []
+    for x, y in loader:
+        scores.append(detector(x))  # type: ignore[operator]
+        metrics.update(scores[-1], y)
+    return metrics.compute(), torch.cat(scores)
+
+
+@pytest.fixture(scope="module")
+def fitted() -> OneStepDetector:
+    torch.set_default_dtype(torch.float32)
+    return OneStepDetector("digits", **SMALL).fit(draw(80, 0, 90), draw(80, 1))
+
+
+def test_the_table_of_pytorch_ood_is_ours(fitted: OneStepDetector) -> None:
+    id_test, ood = draw(60, 2, 80), draw(70, 3, 60)
+    ours = ood_metrics(id_scores := fitted.score(id_test), ood_scores := fitted.score(ood))
+    detector = plugin.OneStepRatioDetector(fitted)
+    theirs, scores = evaluated(detector, batches(pixels(id_test), pixels(ood)))
+
+    assert isinstance(detector, api.Detector)
+    assert 0.5 < ours.auroc < 1
+    for key, name in KEYS.items():
+        assert theirs[key] == pytest.approx(getattr(ours, name), abs=1e-9), key
+    # Their sign: larger = more OOD.
+    np.testing.assert_allclose(-scores, np.concatenate([id_scores, ood_scores]), atol=1e-5)
+    assert scores[60:].mean() > scores[:60].mean()
+
+
+def test_a_whole_table_agrees_through_their_benchmark(fitted: OneStepDetector) -> None:
+    r"""Their Benchmark.evaluate, with ties between ID and OOD, against our metrics."""
+    from pytorch_ood.benchmark.base import Benchmark
+
+    id_test, sets = draw(50, 2, 80), {"a": draw(30, 4, 60), "b": draw(40, 5, 100)}
+    sets["b"][:10] = id_test[:10]
+    mixed = {name: batches(pixels(id_test), pixels(s)).dataset for name, s in sets.items()}
+
+    class Toy(Benchmark):
+        ood_names = tuple(sets)
+
+        def train_set(self) -> None:
+            return None
+
+        def test_sets(self, known: bool = True, unknown: bool = True) -> list[TensorDataset]:
+            assert known
+            assert unknown
+            return list(mixed.values())
+
+    detector = plugin.OneStepRatioDetector(fitted)
+    rows = Toy().evaluate(detector, loader_kwargs={"batch_size": 25})
+    scores = Scores()
+    for name, data in mixed.items():
+        score = torch.cat([-detector(x) for x, _ in DataLoader(data, batch_size=25)]).numpy()
+        if not scores.of("id"):
+            scores.add("id", "toy", score[:50], np.zeros(50), [""] * 50)
+        scores.add("near", name, score[50:], np.full(len(score) - 50, -1), [""] * len(score[50:]))
+
+    assert [row["Dataset"] for row in rows] == list(sets)
+    for row in rows:
+        ours = scores.metrics()["near"][row["Dataset"]]
+        for key, name in KEYS.items():
+            assert row[key] == pytest.approx(getattr(ours, name), abs=1e-9), (row["Dataset"], key)
+
+
+def test_fit_trains_on_a_loader_whose_negative_labels_are_the_reference() -> None:
+    detector = plugin.OneStepRatioDetector(OneStepDetector("digits", **SMALL))
+    assert detector.requires_fit
+    with pytest.raises(api.RequiresFittingException):
+        detector.predict(pixels(draw(2, 0)))
+    detector.fit(batches(pixels(draw(80, 0, 90)), pixels(draw(80, 1))))
+    result, _ = evaluated(detector, batches(pixels(draw(50, 2, 90)), pixels(draw(50, 3))))
+
+    assert not detector.requires_fit
+    assert result["AUROC"] > 0.9
+
+
+def test_a_bare_ratio_takes_network_inputs(fitted: OneStepDetector) -> None:
+    x = pixels(draw(5, 6))
+    whole, bare = (
+        plugin.OneStepRatioDetector(model) for model in (fitted.scorer, fitted.scorer.ratio)
+    )
+    normalised = fitted.scorer.preprocess.normalise(x)
+
+    assert torch.equal(whole.predict(x), bare.predict(normalised))
+    assert bare.fit([]) is bare
+    with pytest.raises(UserError, match=r"expected pixels in \[0, 1\]"):
+        whole.predict(normalised)
+    with pytest.raises(TypeError, match="got Linear"):
+        plugin.OneStepRatioDetector(nn.Linear(1, 1))
+
+
+@pytest.mark.parametrize("kind", ["whole", "head"])
+def test_detectors_move_and_pickle(fitted: OneStepDetector, kind: str) -> None:
+    if kind == "whole":
+        detector, x = plugin.OneStepRatioDetector(fitted), pixels(draw(4, 7))
+    else:
+        detector, x = head_on(nn.Identity()), torch.randn(4, 3)
+    expected = detector.predict(x)
+
+    assert detector.to("cpu") is detector
+    assert detector.device == torch.device("cpu")
+    assert torch.equal(detector.predict(x), expected)
+    assert torch.equal(pickle.loads(pickle.dumps(detector)).predict(x), expected)
+
+
+def gaussians(n: int, seed: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(n, 3, generator=generator) + 1, torch.randn(n, 3, generator=generator)
+
+
+def head_on(encoder: nn.Module | None) -> object:
+    detector = plugin.FeatureRatioDetector(encoder, HEAD)
+    x_1, x_0 = gaussians(1000, 0)
+    if encoder is None:
+        labels = torch.cat([torch.zeros(1000), -torch.ones(1000)])
+        return detector.fit_features(torch.cat([x_1, x_0]), labels)
+    return detector.fit(batches(x_1, x_0, 128))
+
+
+def test_a_head_on_frozen_features_scores_with_their_sign() -> None:
+    r"""For unit Gaussians at (1, 1, 1) and 0, log r(x) is x_1 + x_2 + x_3 - 3/2."""
+    encoder = nn.Sequential(nn.Linear(3, 3, bias=False))
+    nn.init.eye_(encoder[0].weight)
+    detector = head_on(encoder)
+    x_1, x_0 = gaussians(500, 1)
+    result, scores = evaluated(detector, batches(x_1, x_0))
+    truth = 1.5 - torch.cat([x_1, x_0]).sum(dim=1)
+
+    assert isinstance(detector, api.FeaturesDetector)
+    assert np.corrcoef(scores, truth)[0, 1] > 0.95
+    exact = ood_metrics((-truth[:500]).numpy(), (-truth[500:]).numpy())
+    assert result["AUROC"] == pytest.approx(exact.auroc, abs=0.02)
+    assert torch.equal(scores[:16], detector.predict_features(encoder(x_1[:16])).detach())
+
+
+def test_features_alone_suffice() -> None:
+    detector = head_on(None)
+    x_1, x_0 = gaussians(200, 2)
+    assert detector.predict_features(x_0).mean() > detector.predict_features(x_1).mean()
+    with pytest.raises(api.ModelNotSetException):
+        detector.predict(x_0)
+    with pytest.raises(api.RequiresFittingException):
+        plugin.FeatureRatioDetector(None).predict_features(x_0)
+
+
+@pytest.mark.parametrize("label", [0, -1])
+def test_both_sides_are_needed(label: int) -> None:
+    x, y = torch.randn(10, 3), torch.full((10,), label)
+    message = f"{10 if label < 0 else 0} of 10 labels are below 0, expected both"
+    with pytest.raises(ValueError, match=message):
+        plugin.FeatureRatioDetector(None).fit_features(x, y)
+    detector = plugin.OneStepRatioDetector(OneStepDetector("digits", **SMALL))
+    with pytest.raises(ValueError, match=message):
+        detector.fit([(torch.rand(10, 3, 32, 32), y)])
+    with pytest.raises(ValueError, match="The data loader is empty"):
+        detector.fit([])
+
+
+def test_their_metadata_is_filled_in() -> None:
+    for detector in (plugin.OneStepRatioDetector, plugin.FeatureRatioDetector):
+        assert detector.info.tasks == {api.Task.CLASSIFICATION}
+        assert detector.info.paper.url.startswith("https://arxiv.org/")
+
+
+@pytest.fixture
+def without_pytorch_ood(monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
+    name = "ood_osdre.plugin.pytorch_ood"
+    for module in [m for m in sys.modules if m.split(".")[0] == "pytorch_ood"]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "pytorch_ood.api", None)
+    monkeypatch.delitem(sys.modules, name)
+    yield import_module(name)
+    sys.modules.pop(name, None)
+
+
+def test_without_pytorch_ood_the_extra_is_named(without_pytorch_ood: object) -> None:
+    for name in ("OneStepRatioDetector", "FeatureRatioDetector"):
+        with pytest.raises(ImportError, match=r"ood-osdre\[pytorch-ood\]"):
+            getattr(without_pytorch_ood, name)(None)
+
+
+def test_an_image_set_fits_alike(tmp_path: Path) -> None:
+    r"""Pixels that came through ToTensor are the images that they came from."""
+    id_images, reference = draw(40, 0, 90), draw(40, 1)
+    loader = batches(pixels(id_images), pixels(reference))
+    ours = OneStepDetector("digits", **SMALL).fit(
+        ImageSet(id_images, np.arange(40) % 3, [""] * 40), reference
+    )
+    theirs = plugin.OneStepRatioDetector(OneStepDetector("digits", **SMALL)).fit(loader)
+    x = draw(6, 9)
+    np.testing.assert_allclose(-theirs.predict(pixels(x)), ours.score(x), atol=1e-5)
