@@ -7,9 +7,7 @@ import torch
 from .errors import UserError
 
 
-def find_device(
-    name: torch.device | str | None = None, option: str = "device"
-) -> torch.device:
+def find_device(name: torch.device | str | None = None, option: str = "device") -> torch.device:
     r"""Returns the device of a name, refusing one that is not there.
 
     Arguments:

@@ -59,7 +59,9 @@ def test_yaml_folders_travel_as_package_data(setup: configparser.ConfigParser, k
     shipped = {p for pattern in patterns for p in (ROOT / kind).glob(pattern)}
     # Read by name at run time, so every one has to be in the wheel.
     assert shipped >= set((ROOT / kind).rglob("*.yml"))
-    assert {p.stem for p in shipped if p.suffix == ".yml"} == set(names(kind))
+    # What lies in folders below is found by its path, such as OpenOOD's configurations.
+    top = {p.stem for p in shipped if p.suffix == ".yml" and p.parent == ROOT / kind}
+    assert top == set(names(kind))
     assert names(kind)
 
 

@@ -1,0 +1,28 @@
+r"""Runs OpenOOD's pipelines with this package's names: `python -m ood_osdre.plugin.openood`.
+
+It takes the arguments of OpenOOD's own `main.py`, after :func:`register`:
+
+    python -m ood_osdre.plugin.openood --config CONFIG.yml ... [--key value ...]
+"""
+
+import sys
+
+from ...errors import UserError
+from .host import require
+from .register import register
+
+
+def main() -> int:
+    r"""Runs the pipeline of the command line and returns the exit status."""
+    try:
+        register()
+        config = require("openood.utils").setup_config()
+        require("openood.pipelines.utils").get_pipeline(config).run()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

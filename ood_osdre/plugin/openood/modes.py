@@ -1,0 +1,331 @@
+r"""The three ways to get a log-ratio inside OpenOOD, given its network and its images.
+
+=============  ========================================================  =====================
+Mode           What scores                                               Passes
+=============  ========================================================  =====================
+`network`      the network itself, an OS-DRE network: one head gives     one
+               the class, the other the ratio
+`checkpoint`   a trained scorer of a run folder, beside any classifier   one of each
+`features`     a ratio head on the classifier's own frozen features,     one of the classifier
+               trained in `setup` on ID and reference images
+=============  ========================================================  =====================
+
+A network without what its mode needs is refused in one line. It is never scored with something
+else.
+"""
+
+__all__ = ["MODES", "Mode", "make_mode"]
+
+import abc
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...data.broadening import broadened
+from ...data.preprocess import Preprocess
+from ...errors import UserError
+from ...experiment import Scorer, load_scorer
+from ...extraction import collect_features, device_of, input_batches, unwrapped
+from ...feature_ratio import FeatureRatio, FeatureRatioOptions
+from .host import Foreign
+from .loaders import ReferenceImages, View, images_of, normalisation_of, view_of
+from .network import OSDRENet, ratio_of
+from .options import PostprocessorOptions, Statistics
+
+# Means and deviations of ID images that were normalised by their own statistics, generously.
+MEAN_WITHIN, STD_WITHIN = 0.5, (0.5, 2.0)
+
+
+class Mode(abc.ABC):
+    r"""Abstract way to score.
+
+    Arguments:
+        options: The options.
+    """
+
+    #: The hyper-parameters that a search may change.
+    sweepable: tuple[str, ...] = ()
+
+    def __init__(self, options: PostprocessorOptions) -> None:
+        self.options = options
+
+    @abc.abstractmethod
+    def setup(self, net: nn.Module, id_loaders: Mapping[str, Any]) -> None:
+        r"""Prepares for a network.
+
+        Arguments:
+            net: The network, in evaluation mode.
+            id_loaders: OpenOOD's ID loaders by split.
+        """
+
+    @abc.abstractmethod
+    def evaluate(self, net: nn.Module, data: Tensor) -> tuple[Tensor, Tensor]:
+        r"""Scores images.
+
+        Arguments:
+            net: The network, in evaluation mode.
+            data: The images, preprocessed by the host, with shape :math:`(B, C, H, W)`.
+
+        Returns:
+            The class logits, with shape :math:`(B, C)`, and the log-ratios in nats (larger = more
+            ID), with shape :math:`(B)`.
+        """
+
+    def set(self, values: Mapping[str, Any]) -> None:
+        r"""Sets hyper-parameters, and recomputes whatever depends on them."""
+        if values:
+            raise ValueError(f"Got {list(values)}, but this mode has no hyper-parameters.")
+
+
+class NetworkMode(Mode):
+    r"""The network is an OS-DRE network."""
+
+    def setup(self, net: nn.Module, id_loaders: Mapping[str, Any]) -> None:
+        own = self._of(net).normalisation
+        split = _test_split(id_loaders)
+        host = None if split is None else normalisation_of(view_of(id_loaders, split).transform)
+        if own is not None and host is not None and not _is_close(own, host):
+            # The host's accuracy comes from the same images, so it is the host that has to change.
+            raise UserError(
+                f"postprocessor: the host normalises images by mean {_rounded(host[0])} and std "
+                f"{_rounded(host[1])}, the network was trained with {_rounded(own[0])} and "
+                f"{_rounded(own[1])}; pass the evaluator a preprocessor with these."
+            )
+
+    def evaluate(self, net: nn.Module, data: Tensor) -> tuple[Tensor, Tensor]:
+        return self._of(net).evaluate(data)
+
+    def _of(self, net: nn.Module) -> OSDRENet:
+        found = ratio_of(net)
+        if found is None:
+            raise UserError(
+                f"postprocessor: {type(unwrapped(net)).__name__} is no OS-DRE network; load one "
+                "with OSDRENet.load(folder), or use the mode 'checkpoint' or 'features'."
+            )
+        return found
+
+
+class CheckpointMode(Mode):
+    r"""A trained scorer scores beside any classifier.
+
+    The host's images are normalised again where the scorer was trained with other statistics.
+    """
+
+    def __init__(self, options: PostprocessorOptions) -> None:
+        super().__init__(options)
+        if options.checkpoint is None:
+            raise UserError("postprocessor_args.checkpoint: the mode 'checkpoint' needs a folder.")
+        self.scorer = load_scorer(Path(options.checkpoint))
+        self.host = options.statistics()
+
+    def setup(self, net: nn.Module, id_loaders: Mapping[str, Any]) -> None:
+        if self.host is not None:
+            return
+        split = _test_split(id_loaders)
+        if split is None:
+            return
+        view = view_of(id_loaders, split)
+        self.host = normalisation_of(view.transform)
+        if self.host is None:
+            # Nothing says how the host normalises; as the scorer expects, unless it shows.
+            _check_normalised(next(images_of(id_loaders[split], view.key)))
+
+    def evaluate(self, net: nn.Module, data: Tensor) -> tuple[Tensor, Tensor]:
+        size = self.scorer.metadata.get("size")
+        if size is not None and data.shape[-2:] != (size, size):
+            raise UserError(
+                f"postprocessor: images of {data.shape[-2]} x {data.shape[-1]} pixels, but the "
+                f"scorer in {self.options.checkpoint} takes {size} x {size}."
+            )
+        scorer = self._on(data.device)
+        x = data if self.host is None else _renormalised(data, self.host, scorer)
+        return net(data), scorer.ratio.log_ratio(x)
+
+    def _on(self, device: torch.device) -> Scorer:
+        if self.scorer.preprocess.device != device:
+            self.scorer = replace(
+                self.scorer,
+                ratio=self.scorer.ratio.to(device),
+                preprocess=self.scorer.preprocess.on(device),
+            )
+        return self.scorer
+
+
+class FeaturesMode(Mode):
+    r"""A ratio head on the frozen network's own features.
+
+    Arguments:
+        options: The options.
+        head: The head's options.
+        reference: Batches of reference images, preprocessed as the network expects; None for the
+            files that the options name.
+    """
+
+    sweepable = tuple(asdict(FeatureRatioOptions()))
+
+    def __init__(
+        self,
+        options: PostprocessorOptions,
+        head: FeatureRatioOptions | None = None,
+        reference: Foreign = None,
+    ) -> None:
+        super().__init__(options)
+        self.reference = reference
+        self.ratio = FeatureRatio(head, options.layer)
+        self.is_trained = options.checkpoint is not None
+        if options.checkpoint is not None:
+            self.ratio = FeatureRatio.load(options.checkpoint)
+        elif reference is None and options.reference is None:
+            raise UserError(
+                "postprocessor_args.reference: the mode 'features' needs reference images, a "
+                "folder or a list file (or a checkpoint of a head)."
+            )
+        self._features: tuple[Tensor, Tensor] | None = None
+        self._fitted_to = ""
+
+    def setup(self, net: nn.Module, id_loaders: Mapping[str, Any]) -> None:
+        if self.is_trained:
+            return
+        digest = _digest(net)
+        if self._fitted_to == digest and self.ratio.ratio is not None:
+            return
+        view = view_of(id_loaders, self.options.id_split)
+        loader = id_loaders[self.options.id_split]
+        layer = self.ratio.layer
+        self._features = (
+            collect_features(net, images_of(loader, view.key), layer),
+            collect_features(net, self._broadened(view, loader), layer),
+        )
+        self._fit(device_of(net))
+        self._fitted_to = digest
+
+    def evaluate(self, net: nn.Module, data: Tensor) -> tuple[Tensor, Tensor]:
+        log_ratio, given = self.ratio.evaluate(net, data)
+        if given.logits is None:
+            raise UserError(
+                f"postprocessor: {type(unwrapped(net)).__name__} gives no class logits, which "
+                "OpenOOD's accuracy needs."
+            )
+        return given.logits, log_ratio
+
+    def set(self, values: Mapping[str, Any]) -> None:
+        r"""Changes options of the head, and trains it anew if it was trained."""
+        if self.is_trained:
+            raise UserError("postprocessor_args.checkpoint: a saved head has nothing to search.")
+        options = replace(self.ratio.options, **values)
+        if options == self.ratio.options:
+            return
+        device = "cpu" if self.ratio.standardise is None else self.ratio.standardise.device
+        was_fitted = self.ratio.ratio is not None
+        if was_fitted and self._features is None:
+            raise UserError(
+                "postprocessor: the features were not kept with the file; set up anew."
+            )
+        self.ratio = FeatureRatio(options, self.ratio.layer)
+        if was_fitted:
+            self._fit(device)
+
+    def _fit(self, device: torch.device | str) -> None:
+        if self._features is not None:
+            self.ratio.fit_features(*self._features, device)
+
+    def _broadened(self, view: View, like: object) -> Iterator[Tensor]:
+        batches = input_batches(self._reference_images(view, like))
+        if not self.options.broaden:
+            return batches
+        statistics = self.options.statistics() or normalisation_of(view.transform)
+        if statistics is None:
+            raise UserError(
+                "postprocessor_args.broaden: the ID loader does not show how it normalises; give "
+                "'mean' and 'std', or set it to 0."
+            )
+        return broadened(batches, Preprocess(*statistics), self.options.broaden)
+
+    def _reference_images(self, view: View, like: object) -> Foreign:
+        if self.reference is not None:
+            return self.reference
+        if view.transform is None:
+            raise UserError(
+                "postprocessor: the ID loader does not show its transform, so the reference "
+                "images cannot be preprocessed alike; pass batches of them, reference=loader."
+            )
+        o = self.options
+        root = None if o.reference_root is None else Path(o.reference_root)
+        return ReferenceImages(Path(str(o.reference)), root, view.transform).loader(like)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Features are large, and loaders need not be picklable.
+        return {**self.__dict__, "_features": None, "reference": None}
+
+
+#: The modes by name.
+MODES: dict[str, Callable[..., Mode]] = {
+    "network": NetworkMode,
+    "checkpoint": CheckpointMode,
+    "features": FeaturesMode,
+}
+
+
+def make_mode(
+    options: PostprocessorOptions, head: FeatureRatioOptions | None, reference: Foreign
+) -> Mode:
+    r"""Builds the mode of the options, refusing what only another mode would use."""
+    if options.mode == "features":
+        return FeaturesMode(options, head, reference)
+    unused = {"head": head, "reference": reference or options.reference, "layer": options.layer}
+    for name, value in unused.items():
+        if value is not None:
+            raise UserError(
+                f"postprocessor_args.{name}: belongs to the mode 'features', got {options.mode!r}."
+            )
+    return MODES[options.mode](options)
+
+
+def _renormalised(x: Tensor, host: Statistics, scorer: Scorer) -> Tensor:
+    own = scorer.preprocess
+    if _is_close(host, (own.mean.tolist(), own.std.tolist())):
+        return x
+    mean, std = (x.new_tensor(values)[:, None, None] for values in host)
+    return own.normalise(x * std + mean)
+
+
+def _test_split(id_loaders: Mapping[str, Any]) -> str | None:
+    return next((k for k in ("test", "val", "train") if k in id_loaders), None)
+
+
+def _is_close(a: Statistics, b: Statistics) -> bool:
+    return all(
+        math.isclose(x, y, abs_tol=1e-5)
+        for xs, ys in zip(a, b, strict=True)
+        for x, y in zip(xs, ys, strict=True)
+    )
+
+
+def _rounded(values: list[float]) -> list[float]:
+    return [round(v, 4) for v in values]
+
+
+def _check_normalised(images: Tensor) -> None:
+    mean, std = images.mean(dim=(0, 2, 3)), images.std(dim=(0, 2, 3))
+    low, high = STD_WITHIN
+    if mean.abs().max() > MEAN_WITHIN or std.min() < low or std.max() > high:
+        found = ", ".join(f"{m:.2f} ± {s:.2f}" for m, s in zip(mean, std, strict=True))
+        raise UserError(
+            f"postprocessor: the ID images have channels of {found}, so they are not normalised "
+            "by ID statistics; say how with postprocessor_args 'mean' and 'std'."
+        )
+
+
+def _digest(net: nn.Module) -> str:
+    r"""Returns a digest of a network's weights: another network needs another head."""
+    hasher = hashlib.sha256()
+    for name, tensor in net.state_dict().items():
+        hasher.update(name.encode())
+        hasher.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy().tobytes())
+    return hasher.hexdigest()

@@ -1,0 +1,194 @@
+r"""OpenOOD's postprocessor: :class:`OSDREPostprocessor`, `conf` = log-ratio in nats.
+
+Contract of the host: `setup` is called once, before anything is scored and before the host puts
+the network in evaluation mode; `postprocess` gives `(pred, conf)`, larger `conf` = more ID;
+`inference` gives NumPy arrays of them and of the labels. A search of hyper-parameters (APS) sets
+them by position, in the order of `args_dict`.
+
+**OOD loaders are ignored**, always: the only OOD images that ever train anything are those of the
+reference that the user names. In a search it is the host that scores its OOD validation set, and
+the record should say so.
+"""
+
+__all__ = ["OSDREPostprocessor"]
+
+import os
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from ...errors import UserError
+from ...extraction import device_of
+from ...feature_ratio import FeatureRatioOptions
+from ...metrics import check_scores
+from ...options import Section, Value, option_types
+from ...spelling import did_you_mean
+from .host import Foreign, base_postprocessor
+from .modes import FeaturesMode, make_mode
+from .options import PostprocessorOptions
+
+S = TypeVar("S", bound=Section)
+
+if TYPE_CHECKING:
+    Base = object
+else:
+    Base = base_postprocessor()
+
+
+class OSDREPostprocessor(Base):
+    r"""Scores by the one-step ratio inside OpenOOD.
+
+    Arguments:
+        config: OpenOOD's configuration, with a section `postprocessor`; None to give options as
+            keyword arguments.
+        reference: The reference of the mode `features`: files, as the option of that name, or
+            batches of images, preprocessed as the network expects.
+        **options: Options of :class:`~.options.PostprocessorOptions`, and `head`, a mapping of those
+            of :class:`~ood_osdre.feature_ratio.FeatureRatioOptions`.
+
+    Attributes:
+        APS_mode: Whether the host searches hyper-parameters.
+        hyperparam_search_done: Whether it has done so.
+        setup_flag: Whether :meth:`setup` has been called.
+        args_dict: The values to search by name, in the order in which the host sets them.
+
+    Raises:
+        UserError: If an option is unknown, out of range or of another mode.
+    """
+
+    def __init__(
+        self, config: Foreign = None, *, reference: Foreign = None, **options: Value
+    ) -> None:
+        if TYPE_CHECKING:
+            super().__init__()
+        else:
+            super().__init__(config)
+        section: Mapping[str, Any] = {} if config is None else config.get("postprocessor") or {}
+        given = {**(section.get("postprocessor_args") or {}), **options}
+        if isinstance(reference, str | os.PathLike):
+            given["reference"], reference = os.fspath(reference), None
+        head = given.pop("head", None) or None
+        self.options = _section(PostprocessorOptions, given, "postprocessor_args")
+        head_options = None
+        if head is not None:
+            head_options = _section(FeatureRatioOptions, head, "postprocessor_args.head")
+        self.mode = make_mode(self.options, head_options, reference)
+        # Some of the host's files lack the key.
+        self.APS_mode = bool(section.get("APS_mode") or False)
+        self.hyperparam_search_done = False
+        self.setup_flag = False
+        self.args_dict = dict(section.get("postprocessor_sweep") or {})
+        self._check_sweep()
+
+    def setup(
+        self, net: nn.Module, id_loader_dict: Mapping[str, Any], ood_loader_dict: object
+    ) -> None:
+        r"""Puts the network in evaluation mode and prepares; a second call does nothing.
+
+        Arguments:
+            net: The network.
+            id_loader_dict: The ID loaders, of which `train` or another split is read in the mode
+                `features` alone.
+            ood_loader_dict: The OOD loaders, in whatever style. They are ignored.
+        """
+        net.eval()
+        if self.APS_mode and not self.hyperparam_search_done and not self.args_dict:
+            raise UserError(
+                "postprocessor.APS_mode: true, but postprocessor_sweep is empty; set it to False."
+            )
+        self.mode.setup(net, id_loader_dict)
+        self.setup_flag = True
+
+    @torch.no_grad()
+    def postprocess(self, net: nn.Module, data: Tensor) -> tuple[Tensor, Tensor]:
+        r"""Scores a batch.
+
+        Arguments:
+            net: The network.
+            data: The images, preprocessed by the host, with shape :math:`(B, C, H, W)`.
+
+        Returns:
+            The predicted classes and the log-ratios in nats (larger = more ID), both with shape
+            :math:`(B)`.
+        """
+        if net.training:
+            net.eval()
+        logits, log_ratio = self.mode.evaluate(net, data)
+        return logits.argmax(dim=1), log_ratio
+
+    def inference(
+        self, net: nn.Module, data_loader: Iterable[Mapping[str, Any]], progress: bool = True
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]]:
+        r"""Scores a loader, on the network's device.
+
+        Arguments:
+            net: The network.
+            data_loader: Batches with keys `data` and `label`.
+            progress: Whether to show a progress bar.
+
+        Returns:
+            The predicted classes, the log-ratios in nats (larger = more ID) and the labels, each
+            with shape :math:`(N)`.
+
+        Raises:
+            UserError: If there are no images, or a score is NaN or infinite.
+        """
+        device = device_of(net)
+        parts: list[tuple[Tensor, ...]] = []
+        names: list[str] = []
+        for batch in tqdm(data_loader, disable=not progress):
+            data = batch["data"].to(device, non_blocking=True)
+            parts.append((*(y.cpu() for y in self.postprocess(net, data)), batch["label"].cpu()))
+            names += [str(n) for n in batch.get("image_name", range(len(data)))]
+        if not parts:
+            raise UserError("postprocessor: the loader is empty, expected at least one batch.")
+        pred, conf, label = (torch.cat(p).numpy() for p in zip(*parts, strict=True))
+        # The host would fail on them too, but only once everything is scored.
+        check_scores("postprocessor", conf, names)
+        return pred.astype(np.int64), conf.astype(np.float32), label.astype(np.int64)
+
+    def set_hyperparam(self, hyperparam: Iterable[Any]) -> None:
+        r"""Sets hyper-parameters, and recomputes what depends on them.
+
+        Arguments:
+            hyperparam: The values, in the order of `args_dict`.
+        """
+        self.mode.set(dict(zip(self.args_dict, hyperparam, strict=True)))
+
+    def get_hyperparam(self) -> list[Any]:
+        r"""Returns the values, in the order of `args_dict`."""
+        if not isinstance(self.mode, FeaturesMode):
+            return []
+        values = asdict(self.mode.ratio.options)
+        return [values[name] for name in self.args_dict]
+
+    def _check_sweep(self) -> None:
+        known = self.mode.sweepable
+        for name, values in self.args_dict.items():
+            if name not in known:
+                has = f"; it has {', '.join(known)}" if known else ", nor has any other"
+                raise UserError(
+                    f"postprocessor_sweep.{name}: has no effect in the mode "
+                    f"{self.options.mode!r}{has}."
+                )
+            if not isinstance(values, list | tuple) or not values:
+                raise UserError(f"postprocessor_sweep.{name}: got {values!r}, expected a list.")
+
+
+def _section(section: type[S], values: Mapping[str, Any], source: str) -> S:
+    known = list(option_types(cast(Hashable, section)))
+    for name in values:
+        if name not in known:
+            raise UserError(
+                f"{source}.{name}: unknown{did_you_mean(name, known)}; known: {', '.join(known)}."
+            )
+    try:
+        return section(**values)
+    except UserError as error:
+        raise UserError(str(error).replace(section.__name__, source, 1)) from None

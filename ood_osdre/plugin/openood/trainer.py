@@ -1,0 +1,248 @@
+r"""OpenOOD's trainer contract around our own loop: :class:`OSDRETrainer`.
+
+The host gives a loader of ID images and one of reference images, as it does for outlier exposure,
+and calls `train_epoch` once an epoch. Every step is one of :class:`ood_osdre.training.Trainer`.
+
+The host augments the images of its ID loader but not those of the reference, which would let a
+network tell them by their borders. Both are therefore taken as they are at test time (`data_aux`),
+and flipped and cropped here, alike, on the batch.
+"""
+
+__all__ = ["LoaderBatches", "OSDRETrainer"]
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from ... import checkpoints
+from ...building import build_objective, build_path, build_times
+from ...config import Config, override_config
+from ...data.augment import Randomness, broaden, flip_crop
+from ...data.batches import BATCH, HOST, step_generator
+from ...data.preprocess import Preprocess
+from ...errors import UserError
+from ...extraction import device_of
+from ...objectives import Draw, Times
+from ...paths import Moments
+from ...sections import DataConfig
+from ...training import Trainer
+from .host import Foreign
+from .loaders import AUGMENTED, PLAIN, normalisation_of
+from .network import OSDRENet
+
+# Images of each side from which second moments are computed.
+MOMENT_BATCHES = 8
+
+
+class OSDRETrainer:
+    r"""Trains an OS-DRE network inside OpenOOD.
+
+    The host's `optimizer.num_epochs` sets the number of steps; learning rate, decay, averaging
+    and everything else are those of the network's own configuration, on which `trainer.options`,
+    a mapping of sections, has the last word. The host's SGD settings are not used.
+
+    After every epoch the averaged weights are returned, for the host to validate and save, and
+    also written to its `output_dir` as a run folder that :meth:`OSDRENet.load` reads.
+
+    Arguments:
+        net: The network, built with its configuration.
+        train_loader: The ID loader.
+        train_unlabeled_loader: The reference loader.
+        config: The host's configuration.
+
+    Raises:
+        UserError: If the network is another one, is spread over devices, or the loaders do not
+            show how they normalise.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        train_loader: Foreign,
+        train_unlabeled_loader: Foreign,
+        config: Mapping[str, Any],
+    ) -> None:
+        if not isinstance(net, OSDRENet) or net.config is None:
+            raise UserError(
+                f"trainer: got {type(net).__name__}, expected the network 'osdre' on one device."
+            )
+        self.train_loader, self.train_unlabeled_loader = train_loader, train_unlabeled_loader
+        self.epochs = int(config["optimizer"]["num_epochs"])
+        own = _configured(net.config, config, self.epochs * len(train_loader))
+        preprocess = _preprocess(train_loader, device_of(net))
+        path = build_path(own).to(preprocess.device)
+        pair = [_first(loader) for loader in (train_unlabeled_loader, train_loader)]
+        moments = Moments.of(*(images.to(preprocess.device) for images in pair))
+        times = build_times(own, path, moments)
+        self.batches = LoaderBatches(
+            train_loader, train_unlabeled_loader, own.data, preprocess, times, own.training.seed
+        )
+        output = config.get("output_dir")
+        self.folder = None if output is None else Path(output)
+        self.trainer = Trainer(
+            net.ratio,
+            build_objective(own, path, times, moments),
+            self.batches,
+            own.training,
+            select=None,
+            metadata={
+                "config": own.to_dict(),
+                "classes": net.num_classes,
+                "mean": preprocess.mean.tolist(),
+                "std": preprocess.std.tolist(),
+                "size": pair[0].shape[-1],
+                "reference": "train_unlabeled_loader",
+            },
+        )
+        self.net = OSDRENet(self.trainer.averaged, own)
+
+    def train_epoch(self, epoch_idx: int) -> tuple[OSDRENet, dict[str, float]]:
+        r"""Trains for one epoch of the ID loader.
+
+        Arguments:
+            epoch_idx: The number of the epoch, from 1.
+
+        Returns:
+            The network with averaged weights, and the numbers `epoch_idx` and `loss`.
+
+        Raises:
+            UserError: If the loss is not finite, or there are more epochs than configured.
+        """
+        trainer, steps = self.trainer, len(self.train_loader)
+        if trainer.outcome.step + steps > trainer.options.steps:
+            raise UserError(f"trainer: epoch {epoch_idx} of {self.epochs} (optimizer.num_epochs).")
+        total = torch.zeros((), device=trainer.device)
+        for _ in tqdm(range(steps), desc=f"Epoch {epoch_idx:03d}", leave=True):
+            total += trainer.step(trainer.batches(trainer.outcome.step))["total"]
+        loss = float(total) / steps
+        if not math.isfinite(loss):
+            raise UserError(
+                f"trainer: the loss is not finite in epoch {epoch_idx}; lower the rate."
+            )
+        if self.folder is not None:
+            state = trainer.averaged.state_dict()
+            checkpoints.write_checkpoint(self.folder, checkpoints.MODEL, state, trainer.metadata)
+        return self.net, {"epoch_idx": epoch_idx, "loss": loss}
+
+
+class LoaderBatches:
+    r"""Draws of the objective from two loaders, each started over when it ends.
+
+    Arguments:
+        id_loader: Batches with keys `label` and `data_aux`, or `data` without it.
+        reference_loader: Batches with one of the same keys.
+        options: Augmentation, broadening and mixture.
+        preprocess: The host's normalisation.
+        times: The distribution of training times.
+        seed: The seed of augmentation, times and noise.
+    """
+
+    def __init__(
+        self,
+        id_loader: Iterable[Mapping[str, Any]],
+        reference_loader: Iterable[Mapping[str, Any]],
+        options: DataConfig,
+        preprocess: Preprocess,
+        times: Times,
+        seed: int,
+    ) -> None:
+        self.options, self.preprocess = options, preprocess
+        self.times, self.seed = times, seed
+        self._id, self._reference = _endless(id_loader), _endless(reference_loader)
+        self._left: Tensor | None = None
+
+    def __call__(self, step: int) -> Draw:
+        r"""Returns the draw of a step: :math:`x_0, x_1` with shape :math:`(B, C, H, W)`."""
+        device = self.preprocess.device
+        generator = step_generator(self.seed, BATCH, step, device)
+        batch = next(self._id)
+        x_1 = self._augmented(_plain(batch), generator)
+        x_0 = self._augmented(self._take(len(x_1)), generator)
+        x_0 = self._varied(
+            x_0, x_1, Randomness(generator, step_generator(self.seed, HOST, step, "cpu"))
+        )
+        return Draw(
+            x_0=self.preprocess.normalise(x_0),
+            x_1=self.preprocess.normalise(x_1),
+            t=self.times.sample(len(x_1), generator),
+            noise=torch.randn(x_1.shape, generator=generator, device=device, dtype=x_1.dtype),
+            label=batch["label"].to(device),
+        )
+
+    def _take(self, count: int) -> Tensor:
+        r"""Returns as many reference images as there are ID images, leaving none out."""
+        parts = [] if self._left is None else [self._left]
+        while sum(map(len, parts)) < count:
+            parts.append(_plain(next(self._reference)))
+        images = torch.cat(parts)
+        self._left = images[count:]
+        return images[:count]
+
+    def _augmented(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        r"""Returns pixels in :math:`[0, 1]` of the host's images, flipped and cropped."""
+        own, o = self.preprocess, self.options
+        pixels = images.to(own.device) * own.std[:, None, None] + own.mean[:, None, None]
+        every = torch.arange(len(images), device=own.device)
+        rows_first = pixels.clamp(0, 1).permute(0, 2, 3, 1)
+        return flip_crop(rows_first, every, o.flip, o.crop, generator).permute(0, 3, 1, 2)
+
+    def _varied(self, x_0: Tensor, x_1: Tensor, random: Randomness) -> Tensor:
+        count = round(self.options.broaden * len(x_0))
+        if count:
+            x_0 = torch.cat([broaden(x_0[:count], random), x_0[count:]])
+        mixed = round(self.options.mixture * len(x_0))
+        # Rolled, so that no ID image stands in both halves of one pair.
+        return torch.cat([x_0[:-mixed], x_1.roll(1, dims=0)[-mixed:]]) if mixed else x_0
+
+
+def _configured(own: Config, config: Mapping[str, Any], steps: int) -> Config:
+    options = config["trainer"].get("options") or {}
+    if options:
+        merged = {**own.to_dict()}
+        for section, values in options.items():
+            is_section = isinstance(values, Mapping)
+            merged[section] = {**merged.get(section, {}), **values} if is_section else values
+        own = override_config(merged, [], "trainer.options")
+    training = own.training
+    warmup = min(training.warmup, steps // 10)
+    return replace(own, training=replace(training, steps=steps, warmup=warmup))
+
+
+def _preprocess(loader: Foreign, device: torch.device) -> Preprocess:
+    data = getattr(loader, "dataset", None)
+    transforms = (getattr(data, name, None) for name in ("transform_aux_image", "transform"))
+    found = next((n for t in transforms if (n := normalisation_of(t)) is not None), None)
+    if found is None:
+        raise UserError("trainer: the ID loader's transform shows no normalisation.")
+    return Preprocess(*found, device)
+
+
+def _endless(loader: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    while True:
+        empty = True
+        for batch in loader:
+            empty = False
+            yield batch
+        if empty:
+            raise UserError("trainer: a loader is empty, expected at least one batch.")
+
+
+def _first(loader: Iterable[Mapping[str, Any]]) -> Tensor:
+    parts = []
+    for batch in loader:
+        parts.append(_plain(batch))
+        if len(parts) == MOMENT_BATCHES:
+            break
+    if not parts:
+        raise UserError("trainer: a loader is empty, expected at least one batch.")
+    return torch.cat(parts)
+
+
+def _plain(batch: Mapping[str, Any]) -> Tensor:
+    return batch[PLAIN] if PLAIN in batch else batch[AUGMENTED]
