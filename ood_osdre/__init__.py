@@ -16,6 +16,7 @@ __all__ = [
     "DDBINoise",
     "DequantisationNoise",
     "Draw",
+    "FeatureRatio",
     "FoldedRatio",
     "FollmerSchedule",
     "GaussianPath",
@@ -23,6 +24,7 @@ __all__ = [
     "LinearSchedule",
     "OODMetrics",
     "Objective",
+    "OneStepDetector",
     "OneStepRatio",
     "RBFBasis",
     "ResNetBackbone",
@@ -44,8 +46,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .bases import RBFBasis, TemporalBasis
     from .config import Config, load_config
+    from .detector import OneStepDetector
     from .errors import UserError
     from .experiment import Scorer, load_scorer
+    from .feature_ratio import FeatureRatio
     from .metrics import OODMetrics, ood_metrics
     from .networks import MLP, CoefficientNetwork, Coefficients, ResNetBackbone
     from .noises import BridgeNoise, DDBINoise, DequantisationNoise
@@ -67,8 +71,10 @@ __version__ = "0.1.0"
 _HOMES = {
     "bases": ("RBFBasis", "TemporalBasis"),
     "config": ("Config", "load_config"),
+    "detector": ("OneStepDetector",),
     "errors": ("UserError",),
     "experiment": ("Scorer", "load_scorer"),
+    "feature_ratio": ("FeatureRatio",),
     "metrics": ("OODMetrics", "ood_metrics"),
     "networks": ("MLP", "CoefficientNetwork", "Coefficients", "ResNetBackbone"),
     "noises": ("BridgeNoise", "DDBINoise", "DequantisationNoise"),

@@ -1,0 +1,39 @@
+r"""The README's example, run as a doctest on images that scikit-learn ships."""
+
+import doctest
+from pathlib import Path
+
+import pytest
+import torch
+
+from ood_osdre.data import load_digits_benchmark
+from ood_osdre.detector import OneStepDetector
+
+README = Path(__file__).parents[1] / "README.md"
+
+
+def test_the_readme_goes_from_data_to_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_default_dtype(torch.float32)
+    data = load_digits_benchmark()
+    quick = {"training__steps": 20, "training__warmup": 2, "training__batch_size": 16}
+    init = OneStepDetector.__init__
+
+    def shortened(self: OneStepDetector, *args: object, **options: object) -> None:
+        init(self, *args, progress=False, data__val_limit=50, **quick, **options)  # type: ignore
+
+    monkeypatch.setattr(OneStepDetector, "__init__", shortened)
+    space = {
+        "id_images": data.id_train.images,
+        "reference_images": data.reference.images,
+        "new_images": data.far["flower"].images,
+        "fresh_id_images": data.id_test.images,
+    }
+    text = README.read_text(encoding="utf-8")
+    test = doctest.DocTestParser().get_doctest(text, space, "README.md", str(README), 0)
+    assert len(test.examples) == 4
+    failures = doctest.DocTestRunner().run(test, clear_globs=False)
+    assert failures.failed == 0
+    assert test.globs["scores"].shape == (475,)
+    assert set(test.globs["decisions"].tolist()) <= {1, -1}
+    # Flowers are no digits: twenty steps suffice to flag more of them than of digits.
+    assert (test.globs["decisions"] == -1).mean() > 0.1
