@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import torch
@@ -21,11 +22,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import test_training
 
-import ood_osdre.experiment  # noqa: F401  (the command imports it late)
 from ood_osdre import checkpoints
 from ood_osdre.commands.eval_ood import main
 
-STEPS = 60
+STEPS = 100
 SMALL = ["network.width=0.125", "network.depths=[1,1,1,1]", "network.stem_stride=2"]
 SMALL += ["training.batch_size=8", "training.checkpoint_every=2", "training.eval_every=10"]
 SMALL += ["data.val_limit=10", "training.warmup=2", "--max-steps", "40", "--quiet"]
@@ -37,7 +37,8 @@ def train(folder: Path) -> int:
     options = replace(
         test_training.OPTIONS, steps=STEPS, checkpoint_every=3, eval_every=50, warmup=5
     )
-    return 0 if test_training.make(folder, options).run(progress=False, resume=True) else 1
+    outcome = test_training.make(folder, options).run(progress=False, resume=True)
+    return 0 if outcome.finished else 1
 
 
 def command(folder: Path) -> int:
@@ -103,13 +104,17 @@ def whole_step(folder: Path) -> int:
 
 
 def serve(root: Path, kind: str, kills: int, longest: float) -> dict[str, object]:
+    if kind == "command":
+        # The command imports it when it is called, which every life would pay for.
+        import_module("ood_osdre.experiment")
     run, rng = RUNS[kind], random.Random(0)
     statuses = [finish(run, root / "whole")]
     steps, rounds, killed = [], 0, 0
     folder = root / "part-0"
     while killed < kills:
-        life = rng.uniform(0, longest)
-        status = end(run, folder, life, signal.SIGKILL, started=kind == "command")
+        # However busy the machine, most deaths come after some progress.
+        life, started = rng.uniform(0, longest), bool((killed + 1) % 4)
+        status = end(run, folder, life, signal.SIGKILL, started)
         if status == -signal.SIGKILL:
             killed += 1
             steps.append(whole_step(folder))

@@ -203,7 +203,10 @@ def test_sections_built_in_code_are_checked_too() -> None:
         ("network: resnet", "network: got 'resnet', expected a mapping of kind, width,"),
         ("- 1", "expected a mapping of sections, got list."),
         ("basis: {sigma: 0.05}", "basis.sigma: got 0.05, expected more than basis.floor (0.05)."),
-        ("objective: {endpoint: 0}", "objective: no term trains the one_step estimator, set one of endpoint"),
+        (
+            "objective: {endpoint: 0}",
+            "objective: no term trains the one_step estimator, set one of endpoint",
+        ),
         ("objective: {path_variance: 1}", "objective.path_variance: is on, but path.schedule"),
         (
             "network: {classes_head: false}\nobjective: {class_weight: 1}",

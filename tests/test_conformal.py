@@ -19,7 +19,7 @@ SIZES = [50, 500, 5000]
 @pytest.mark.parametrize("alpha", [0.05, 0.1])
 def test_counts_of_flagged_id_inputs_follow_the_beta_binomial_law(n: int, alpha: float) -> None:
     rng = np.random.default_rng(n)
-    m, runs = 40, 2000
+    m, runs = 40, 1500
     k = math.floor(alpha * (n + 1) + 1e-9)
     law = betabinom(m, k, n + 1 - k)
 
@@ -42,7 +42,7 @@ def test_counts_of_flagged_id_inputs_follow_the_beta_binomial_law(n: int, alpha:
 def test_the_rate_given_a_calibration_set_follows_the_beta_law(n: int) -> None:
     r"""Scores are uniform here, so that the threshold is the rate."""
     rng = np.random.default_rng(1)
-    rates = [SplitConformal(rng.random(n), 0.1).threshold for _ in range(1000)]
+    rates = [SplitConformal(rng.random(n), 0.1).threshold for _ in range(800)]
     k = math.floor(0.1 * (n + 1))
     levels = np.linspace(0.05, 0.95, 19)
 
@@ -53,7 +53,7 @@ def test_the_rate_given_a_calibration_set_follows_the_beta_law(n: int) -> None:
 @pytest.mark.parametrize("values", [1, 3, 30])
 def test_ties_only_lower_the_rate(n: int, values: int) -> None:
     rng = np.random.default_rng(2)
-    alpha, runs, flagged = 0.1, 1000, 0
+    alpha, runs, flagged = 0.1, 500, 0
     for _ in range(runs):
         conformal = SplitConformal(rng.integers(values, size=n), alpha)
         flagged += conformal.flagged(rng.integers(values, size=1))[0]
@@ -80,11 +80,21 @@ def test_flagged_is_a_small_p_value(
     assert conformal.rate <= alpha < conformal.rate + 1 / (n + 1) + 1e-12
 
 
+def test_the_rank_is_exact_where_products_are_rounded() -> None:
+    r"""Around every multiple of 1 / (n + 1), where floats decide."""
+    for n in (1, 2, 9, 18, 19, 99, 100, 999, 4999):
+        for k in range(1, n + 1, max(1, n // 50)):
+            exact = k / (n + 1)
+            below, above = math.nextafter(exact, 0), math.nextafter(exact, 1)
+            ranks = [SplitConformal(np.arange(n), a).rank for a in (below, exact, above)]
+            assert ranks == [k - 1, k, k]
+
+
 @pytest.mark.parametrize("n", [1, 5, 18, 19, 99])
 def test_p_values_of_id_inputs_are_super_uniform(n: int) -> None:
     r"""With a test point a calibration, every p-value has the probability 1 / (n + 1)."""
     rng = np.random.default_rng(n)
-    runs = 5000
+    runs = 3000
     scores = rng.random((runs, n + 1))
     p = np.array([SplitConformal(s[:-1], 0.5).pvalue(s[-1:])[0] for s in scores])
     counts = np.bincount(np.rint(p * (n + 1)).astype(int), minlength=n + 2)[1:]

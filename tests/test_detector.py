@@ -160,6 +160,12 @@ def test_every_form_of_the_same_images_scores_the_same(
         np.testing.assert_allclose(images.score(form), expected, atol=1e-5, err_msg=name)
 
 
+def test_floats_are_rounded_to_the_nearest_pixel(images: OneStepDetector) -> None:
+    x = draw(5, 9, 50)
+    for shift in (-0.4, 0.4):
+        assert (images.score((x + shift) / 255) == images.score(x)).all()
+
+
 @pytest.mark.parametrize("kind", ["data set", "folder", "array with labels"])
 def test_fit_takes_labels_where_there_are_some(tmp_path: Path, kind: str) -> None:
     x = draw(30, 0)
@@ -339,6 +345,7 @@ BAD_INPUTS = {
     "empty array": (PIXELS[:0], "empty"),
     "empty list": ([], "empty"),
     "a number": (3.0, "got float, expected an array"),
+    "a mapping": ({"a": PIXELS}, "got dict, expected an array"),
     "numbers": ([1, 2], r"input\[0\]: got int"),
     "strings": (iter(["a"]), "input: a batch: got str"),
     "no such path": ("nowhere/at/all", "no such folder"),

@@ -40,8 +40,7 @@ def float32() -> None:
 @pytest.mark.parametrize(
     ("kind", "kills", "longest"),
     [
-        ("train", 3, 0.5),
-        pytest.param("train", 24, 0.4, marks=pytest.mark.slow),
+        ("train", 20, 0.1),
         pytest.param("command", 20, 0.3, marks=pytest.mark.slow),
     ],
 )
@@ -67,7 +66,7 @@ def test_a_run_killed_at_random_points_ends_with_the_same_weights(
     assert set(told["statuses"]) == {0}
     assert len(told["steps"]) == kills
     # Deaths came all along, not only before the first checkpoint.
-    assert len(set(told["steps"])) > min(kills, 6) // 3
+    assert len(set(told["steps"])) > kills // 3
     assert len(set(told["digests"])) == 1
     if kind == "command":
         assert told["terminated"] == UNFINISHED

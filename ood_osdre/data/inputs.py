@@ -140,9 +140,9 @@ def _pieces(data: object, size: int, what: str) -> Iterator[_Piece]:
         yield from _files(Path(data), size, what)
     elif isinstance(data, np.ndarray | Tensor):
         yield _values(data, size, what), None, None
-    elif isinstance(data, Items):
+    elif isinstance(data, Items) and not isinstance(data, Mapping):
         yield from _items(data, size, what)
-    elif isinstance(data, Iterable):
+    elif isinstance(data, Iterable) and not isinstance(data, Mapping):
         for batch in data:
             values, labels = _split(batch)
             if not isinstance(values, np.ndarray | Tensor):
