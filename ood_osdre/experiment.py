@@ -66,7 +66,16 @@ class Scorer:
 
         Returns:
             The log-ratios in nats, larger = more ID, with shape :math:`(N)`.
+
+        Raises:
+            UserError: If the images have another size.
         """
+        size = self.metadata.get("size", images.shape[1])
+        if images.shape[1:3] != (size, size):
+            raise UserError(
+                f"images: got {images.shape[1]}x{images.shape[2]} pixels, expected {size}x{size}, "
+                "the training size."
+            )
         return score_images(self.ratio, images, self.preprocess, batch_size)[0]
 
 

@@ -18,7 +18,7 @@ from ood_osdre.building import (
     build_times,
 )
 from ood_osdre.config import Config, load_config
-from ood_osdre.conflicts import EXTRAS, OPEN_SCHEDULES, STAGES, TERMS, WIDTH_STEP
+from ood_osdre.conflicts import OPEN_SCHEDULES, STAGES, WIDTH_STEP
 from ood_osdre.errors import UserError
 from ood_osdre.networks import MLP, NORMS, CoefficientNetwork, ResNetBackbone
 from ood_osdre.objectives import FORMS, LOSSES, Draw

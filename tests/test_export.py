@@ -66,6 +66,11 @@ def test_an_onnx_file_gives_the_scores_of_the_scorer(tmp_path: Path, estimator: 
         assert logits.shape == (batch, 10)
 
 
+def test_images_of_another_size_are_refused() -> None:
+    with pytest.raises(UserError, match="got 16x8 pixels, expected 16x16"):
+        make().score(IMAGES[:, :, :8])
+
+
 def test_a_file_that_disagrees_is_not_left_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
