@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import comparison
 import numpy as np
 from scipy import stats
 
@@ -97,10 +98,19 @@ def rows_of(name: str, file: str) -> str:
     return "".join(f"{line}\n" for line in lines if line.startswith("|"))
 
 
+def compared(group: str) -> str:
+    r"""Returns the table of a group of the comparison."""
+    return comparison.markdown(comparison.summary(comparison.collect(RESULTS / "compare"), group))
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "study": lambda: study("study"),
     "finalists": lambda: study("finalists", cifar10_pack_cpu="end-point + class + broad"),
     "cifar10-pack": lambda: run_table("cifar10_pack_cpu"),
+    "compare-ratio": lambda: compared("ratio"),
+    "compare-paper-style": lambda: compared("paper-style"),
+    "compare-class": lambda: compared("class"),
+    "feature-ratio": lambda: rows_of("feature_ratio", "table.md"),
     "digits": lambda: run_table("digits"),
     "latency": lambda: rows_of("latency", "latency.md"),
     "gradient-snr": lambda: rows_of("gradient_snr", "gradient_snr.md"),
