@@ -5,7 +5,7 @@ folders below. Nothing here trains or scores.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import matplotlib
@@ -93,9 +93,13 @@ def _text(column: str, values: pd.Series) -> str:
 
 def markdown(table: pd.DataFrame) -> str:
     r"""Returns a table in Markdown."""
-    rule = [":--", *["--:"] * (len(table.columns) - 1)]
-    rows = [list(table.columns), rule, *table.to_numpy().tolist()]
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    return markdown_rows(list(table.columns), table.to_numpy().tolist())
+
+
+def markdown_rows(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    r"""Returns a table in Markdown, its first column to the left and the others to the right."""
+    rule = [":--", *["--:"] * (len(header) - 1)]
+    return "".join(f"| {' | '.join(row)} |\n" for row in (header, rule, *rows))
 
 
 def latex(table: pd.DataFrame) -> str:

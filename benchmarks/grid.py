@@ -100,17 +100,16 @@ def _run(
     scratch = args.scratch / args.out.name / slug(name) / f"seed-{seed}"
     label = f"{name}, seed {seed}"
     if not (kept / "run.json").is_file():
+        left = None if deadline is None else deadline - time.monotonic()
+        if left is not None and left <= 0:
+            return f"not started: {label}"
         command = [
             "--id", args.id, "--benchmark", args.benchmark, "--config", args.config,
             "--data-root", str(args.data_root), "--out", str(scratch), "--resume",
-            "--max-steps", str(args.steps), f"training.seed={seed}", f"title={name}",
-            *method.overrides,
+            "--max-steps", str(args.steps),
+            *([] if left is None else ["--time-budget", f"{left:.0f}"]),
+            f"training.seed={seed}", f"title={name}", *method.overrides,
         ]  # fmt: skip
-        if deadline is not None:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return f"not started: {label}"
-            command[-len(method.overrides) : 0] = ["--time-budget", f"{left:.0f}"]
         if failure := _command(command, args):
             return f"{label}: {failure}"
         _keep(scratch, kept, args.keep)

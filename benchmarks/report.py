@@ -49,12 +49,6 @@ def mean_interval(values: Sequence[float]) -> str:
     return f"{mean:.1f} ± {half:.1f}"
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    r"""Returns a Markdown table."""
-    rule = [":--", *["--:"] * (len(header) - 1)]
-    return "".join(f"| {' | '.join(row)} |\n" for row in (header, rule, *rows))
-
-
 def study(name: str, **others: str) -> str:
     r"""Returns the table of a study: methods by validation AUROC, best first.
 
@@ -83,7 +77,7 @@ def study(name: str, **others: str) -> str:
         + [mean_interval([run[key] for run in methods[m]]) for key in columns.values()]
         for m in order
     ]
-    return table(["method", "seeds", *columns], rows)
+    return comparison.markdown_rows(["method", "seeds", *columns], rows)
 
 
 def run_table(name: str) -> str:

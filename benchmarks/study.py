@@ -11,20 +11,13 @@ made by *validation* AUROC; `python benchmarks/report.py` writes the tables.
 """
 
 import argparse
-import itertools
-import os
-import shutil
-import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tqdm import tqdm
+from grid import Method, add_arguments, run_grid
 
 RESULTS = Path(__file__).parent / "results" / "study"
-KEPT = ("run.json", "metrics.csv")
 
 OFF = ["objective.endpoint=0", "objective.class_weight=0", "data.broaden=0"]
 # The paper's setting, as nearly as it is known: a learnable DDBI path, logit-normal times.
@@ -68,63 +61,14 @@ METHODS: dict[str, list[str]] = {
 }  # fmt: skip
 
 
-def slug(name: str) -> str:
-    r"""Returns the folder name of a method."""
-    return name.replace(" + ", "-").replace(", ", "-").replace(" ", "_")
-
-
-def run(name: str, seed: int, args: argparse.Namespace) -> str | None:
-    r"""Trains and evaluates one method; returns what went wrong, if anything did."""
-    kept = args.out / slug(name) / f"seed-{seed}"
-    if (kept / "run.json").is_file():
-        return None
-    runs = Path("runs")
-    runs.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="study-", dir=runs) as scratch:
-        command = [
-            sys.executable, "benchmarks/eval_ood.py", "--quiet",
-            "--id", "cifar10", "--benchmark", "pack", "--config", "cifar10_cpu",
-            "--data-root", str(args.data_root), "--out", scratch, "--device", "cpu",
-            "--max-steps", str(args.steps), f"training.seed={seed}", f"title={name}",
-            *METHODS[name],
-        ]  # fmt: skip
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, check=False
-        )
-        if done.returncode:
-            return f"{name}, seed {seed}: {done.stderr.strip().splitlines()[-1]}"
-        kept.mkdir(parents=True, exist_ok=True)
-        for file in KEPT:
-            shutil.copy(Path(scratch) / file, kept / file)
-    return None
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     r"""Runs the study, seed by seed."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    add = parser.add_argument
-    add("--data-root", type=Path, default=Path("data"))
-    add("--seeds", type=int, default=3)
-    add("--first-seed", type=int, default=0)
-    add("--jobs", type=int, default=2)
-    add("--steps", type=int, default=1500, help="the finalists took the configuration's 6500")
-    add("--only", nargs="*", choices=list(METHODS), default=list(METHODS), metavar="NAME")
-    add("--out", type=Path, default=RESULTS)
+    add_arguments(parser, list(METHODS), RESULTS)
     args = parser.parse_args(argv)
-
-    seeds = range(args.first_seed, args.first_seed + args.seeds)
-    grid = [(name, seed) for seed, name in itertools.product(seeds, args.only)]
-    failures = []
-    with ThreadPoolExecutor(args.jobs) as pool:
-        results = pool.map(lambda job: run(job[0], job[1], args), grid)
-        for failure in tqdm(results, total=len(grid), unit="run"):
-            if failure:
-                failures.append(failure)
-                tqdm.write(f"failed: {failure}", file=sys.stderr)
-    return 1 if failures else 0
+    return run_grid({name: Method(overrides) for name, overrides in METHODS.items()}, args)
 
 
 if __name__ == "__main__":

@@ -7,10 +7,9 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from .bases import RBFBasis
+from .building import build_one_step
 from .config import Config
 from .errors import UserError
-from .networks import CoefficientNetwork
 from .ratio import OneStepRatio
 
 
@@ -22,26 +21,14 @@ def build_ratio_on(
     Arguments:
         backbone: A module from :math:`(B, *)` to features :math:`(B, F)`.
         shape: The shape :math:`*` of one input.
-        config: The configuration, of which `network` is not read.
+        config: The configuration, of whose `network` only `classes_head` is read.
         classes: The number of ID classes, 0 without labels.
 
     Raises:
         UserError: If the backbone does not return features.
     """
-    backbone, basis, objective = copy.deepcopy(backbone), config.basis, config.objective
-    features = count_features(backbone, shape)
-    per_block = objective.conditional > 0 and objective.conditional_form.endswith("per_block")
-    network = CoefficientNetwork(
-        backbone,
-        features,
-        basis.size,
-        # A head that nothing trains would report an accuracy that means nothing.
-        classes if objective.class_weight or objective.outlier_exposure else 0,
-        cells=per_block,
-    )
-    return OneStepRatio(
-        network, RBFBasis(basis.kernel, basis.size, basis.sigma, basis.floor, basis.learnable)
-    )
+    backbone = copy.deepcopy(backbone)
+    return build_one_step(config, backbone, count_features(backbone, shape), classes)
 
 
 @torch.no_grad()

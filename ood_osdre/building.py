@@ -1,9 +1,18 @@
 r"""From a configuration to the parts it describes: ratio, path, times and objective."""
 
-__all__ = ["build_backbone", "build_objective", "build_path", "build_ratio", "build_times"]
+__all__ = [
+    "build_backbone",
+    "build_objective",
+    "build_one_step",
+    "build_path",
+    "build_ratio",
+    "build_times",
+    "prepare_objective",
+]
 
 from collections.abc import Callable
 
+import torch
 from torch import nn
 
 from .baselines import (
@@ -87,7 +96,7 @@ def build_ratio(config: Config, classes: int, features: int | None = None) -> Ra
     Raises:
         UserError: If the network is one for other inputs, or a classifier has no classes.
     """
-    objective, evaluation = config.objective, config.evaluation
+    evaluation = config.evaluation
     if config.estimator == "time_conditioned":
         return TimeConditionedRatio(
             _time_network(config, features),
@@ -96,9 +105,7 @@ def build_ratio(config: Config, classes: int, features: int | None = None) -> Ra
             evaluation.solver,
         )
     backbone, width = build_backbone(config, features)
-    # A head that nothing trains would report an accuracy that means nothing.
-    trained = objective.class_weight or objective.outlier_exposure
-    classes = classes if config.network.classes_head and trained else 0
+    classes = _head_size(config, classes)
     if config.estimator == "classifier":
         if classes < 2:
             raise UserError(f"estimator: a classifier needs two ID classes, got {classes}.")
@@ -106,10 +113,26 @@ def build_ratio(config: Config, classes: int, features: int | None = None) -> Ra
     if config.estimator == "direct":
         return DirectRatio(backbone, width, classes)
 
-    basis = config.basis
+    return build_one_step(config, backbone, width, classes)
+
+
+def build_one_step(
+    config: Config, backbone: nn.Module, features: int, classes: int
+) -> OneStepRatio:
+    r"""Builds an untrained one-step ratio on a backbone.
+
+    Arguments:
+        config: The configuration, of which `network` says whether there is a class head.
+        backbone: A module from :math:`(B, *)` to features :math:`(B, F)`.
+        features: The number of features :math:`F`.
+        classes: The number of ID classes :math:`C`, 0 without labels.
+    """
+    basis, objective = config.basis, config.objective
     per_block = objective.conditional > 0 and objective.conditional_form.endswith("per_block")
     return OneStepRatio(
-        CoefficientNetwork(backbone, width, basis.size, classes, cells=per_block),
+        CoefficientNetwork(
+            backbone, features, basis.size, _head_size(config, classes), cells=per_block
+        ),
         RBFBasis(basis.kernel, basis.size, basis.sigma, basis.floor, basis.learnable),
     )
 
@@ -130,6 +153,12 @@ def build_backbone(config: Config, features: int | None = None) -> tuple[nn.Modu
         return resnet, resnet.features
     mlp = MLP(_vectors(features), round(256 * network.width), depth=len(network.depths))
     return mlp, mlp.features
+
+
+def _head_size(config: Config, classes: int) -> int:
+    # A head that nothing trains would report an accuracy that means nothing.
+    trained = config.objective.class_weight or config.objective.outlier_exposure
+    return classes if config.network.classes_head and trained else 0
 
 
 def _time_network(config: Config, features: int | None) -> nn.Module:
@@ -170,6 +199,21 @@ def build_times(config: Config, path: GaussianPath, moments: Moments) -> Times:
         low, high = path.t_range
         return LogitNormalTimes(low=low, high=high)
     return InverseVarianceTimes(path, moments)
+
+
+def prepare_objective(
+    config: Config, moments: Moments, device: torch.device
+) -> tuple[Times, nn.Module]:
+    r"""Builds the distribution of training times and the objective, on one path.
+
+    Arguments:
+        config: The configuration.
+        moments: The second moments of both ends.
+        device: Where to train.
+    """
+    path = build_path(config).to(device)
+    times = build_times(config, path, moments)
+    return times, build_objective(config, path, times, moments)
 
 
 def build_objective(

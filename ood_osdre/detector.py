@@ -24,7 +24,7 @@ from torch import nn
 
 from . import checkpoints
 from .backbones import build_ratio_on
-from .building import build_objective, build_path, build_ratio, build_times
+from .building import build_ratio, prepare_objective
 from .claims import claimed
 from .config import Config, load_config
 from .conformal import SplitConformal
@@ -388,11 +388,10 @@ class OneStepDetector:
         config = problem.config
         torch.manual_seed(config.training.seed)
         ratio = self._ratio(config, problem.classes, problem.dim).to(self.device)
-        path, moments = build_path(config).to(self.device), problem.moments()
-        times = build_times(config, path, moments)
+        times, objective = prepare_objective(config, problem.moments(), self.device)
         return Trainer(
             ratio,
-            build_objective(config, path, times, moments),
+            objective,
             problem.batches(times),
             config.training,
             problem.validation(),

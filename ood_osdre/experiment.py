@@ -17,9 +17,9 @@ import torch
 from numpy.typing import NDArray
 
 from . import checkpoints, distributed
-from .building import build_objective, build_path, build_ratio, build_times
+from .building import build_ratio, prepare_objective
 from .config import Config
-from .data import BenchmarkData, ImageSet
+from .data import BenchmarkData
 from .data.batches import PairBatches
 from .data.preprocess import Preprocess
 from .errors import UserError
@@ -38,9 +38,6 @@ from .records import RunRecord
 from .scores import Scores, read_scores, write_scores
 from .tables import MetricsTable
 from .training import Outcome, Trainer
-
-# Images of each side from which second moments are computed; their error is far below a percent.
-MOMENT_IMAGES = 5000
 
 
 @dataclass(frozen=True)
@@ -112,9 +109,8 @@ def train_run(
     metadata = _metadata(config, data, classes)
 
     ratio = build_ratio(config, classes).to(device)
-    path = build_path(config).to(device)
-    moments = Moments.of(_inputs(reference, preprocess), _inputs(data.id_train, preprocess))
-    times = build_times(config, path, moments)
+    moments = Moments.of(*(preprocess.sample(s.images) for s in (reference, data.id_train)))
+    times, objective = prepare_objective(config, moments, device)
     if config.evaluation.use_ood_val and data.ood_val is None:
         raise UserError(
             f"evaluation.use_ood_val: benchmark {manifest.name} has no OOD validation set here."
@@ -138,7 +134,7 @@ def train_run(
     )
     trainer = Trainer(
         ratio,
-        build_objective(config, path, times, moments),
+        objective,
         batches,
         options,
         validation,
@@ -304,11 +300,6 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{device.type} ({torch.get_num_threads()} threads)"
-
-
-def _inputs(images: ImageSet, preprocess: Preprocess) -> torch.Tensor:
-    step = max(1, len(images) // MOMENT_IMAGES)
-    return preprocess(torch.as_tensor(images.images[::step].copy()))
 
 
 def _metadata(config: Config, data: BenchmarkData, classes: int) -> dict[str, Any]:

@@ -21,16 +21,15 @@ __all__ = [
 ]
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
+from .data.inputs import IMAGE_KEYS, split_item
 from .errors import UserError
 
-#: Where OpenOOD's and other loaders keep the images of a batch.
-IMAGE_KEYS = ("data", "image")
 #: The two halves of a network of timm's.
 TIMM = ("features", "head")
 
@@ -118,11 +117,7 @@ def input_batches(data: Tensor | Iterable[Any], batch_size: int = 256) -> Iterat
         yield from data.split(batch_size)
         return
     for batch in data:
-        x: object = batch
-        if isinstance(batch, Mapping):
-            x = next((batch[key] for key in IMAGE_KEYS if key in batch), None)
-        elif isinstance(batch, tuple | list) and batch:
-            x = batch[0]
+        x, _ = split_item(batch)
         if not isinstance(x, Tensor):
             raise UserError(
                 f"inputs: got a batch of {type(batch).__name__}, expected a tensor, a tuple that "

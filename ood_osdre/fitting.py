@@ -38,8 +38,6 @@ from .training import Validate
 HELD_OUT = 0.1
 # A channel or coordinate that never varies is only centred.
 LEAST_STD = 1e-3
-# Items of each side from which second moments are computed.
-MOMENT_ITEMS = 5000
 # Options that transform images.
 IMAGE_OPTIONS = ("broaden", "mixture")
 
@@ -109,12 +107,8 @@ class Problem:
 
     def moments(self) -> Moments:
         r"""Returns the second moments of the preprocessed reference and ID data."""
-
-        def inputs(chunk: Chunk) -> torch.Tensor:
-            step = max(1, len(chunk.values) // MOMENT_ITEMS)
-            return self.preprocess(torch.as_tensor(chunk.values[::step].copy()))
-
-        return Moments.of(inputs(self._reference), inputs(self._id_train))
+        ends = self._reference, self._id_train
+        return Moments.of(*(self.preprocess.sample(chunk.values) for chunk in ends))
 
     def batches(self, times: Times) -> Callable[[int], Draw]:
         r"""Returns the batches, a pure function of the step.

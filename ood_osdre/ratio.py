@@ -246,14 +246,7 @@ class FoldedRatio(RatioModel):
         return h.squeeze(-1)
 
     def log_ratio(self, x: Tensor) -> Tensor:
-        r"""Returns the log-ratio.
-
-        Arguments:
-            x: The inputs, with shape :math:`(B, *)`.
-
-        Returns:
-            The log-ratios, in nats (larger = more ID), with shape :math:`(B)`.
-        """
+        r"""Returns the log-ratio, without evaluating the class head."""
         return self._log_ratio_of(self.backbone(x)).squeeze(-1)
 
     def _log_ratio_of(self, features: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ The training sets stay on the device as uint8 arrays; gathering, flips, crops an
 happen there, on the batch.
 """
 
-__all__ = ["PairBatches", "step_generator"]
+__all__ = ["PairBatches", "step_generator", "vary_reference"]
 
 import numpy as np
 import torch
@@ -83,15 +83,8 @@ class PairBatches:
     def _reference(self, step: int, x_1: Tensor, generator: torch.Generator) -> Tensor:
         chosen = self._indices(step, SHUFFLE_REFERENCE, len(self.reference_images))
         x_0 = self._augmented(self.reference_images, chosen, generator)
-        broadened = round(self.options.broaden * self.batch_size)
-        if broadened:
-            random = Randomness(generator, step_generator(self.seed, HOST, step, "cpu"))
-            x_0 = torch.cat([broaden(x_0[:broadened], random), x_0[broadened:]])
-        mixed = round(self.options.mixture * self.batch_size)
-        if mixed:
-            # Rolled, so that no ID image stands in both halves of one pair.
-            x_0 = torch.cat([x_0[:-mixed], x_1.roll(1, dims=0)[-mixed:]])
-        return x_0
+        random = Randomness(generator, step_generator(self.seed, HOST, step, "cpu"))
+        return vary_reference(x_0, x_1, self.options, random)
 
     def _augmented(self, images: Tensor, chosen: Tensor, generator: torch.Generator) -> Tensor:
         options = self.options
@@ -120,6 +113,28 @@ class PairBatches:
             cached = epoch, torch.randperm(total, generator=generator)
             self._shuffles[stream] = cached
         return cached[1]
+
+
+def vary_reference(x_0: Tensor, x_1: Tensor, options: DataConfig, random: Randomness) -> Tensor:
+    r"""Replaces the first of the reference images by broadened ones, the last by ID images.
+
+    Arguments:
+        x_0: Reference images in :math:`[0, 1]`, in random order, with shape :math:`(B, C, H, W)`.
+        x_1: The ID images of the batch, with shape :math:`(B, C, H, W)`.
+        options: The shares, `broaden` and `mixture`.
+        random: The sources of randomness.
+
+    Returns:
+        The reference images, with shape :math:`(B, C, H, W)`.
+    """
+    broadened = round(options.broaden * len(x_0))
+    if broadened:
+        x_0 = torch.cat([broaden(x_0[:broadened], random), x_0[broadened:]])
+    mixed = round(options.mixture * len(x_0))
+    if mixed:
+        # Rolled, so that no ID image stands in both halves of one pair.
+        x_0 = torch.cat([x_0[:-mixed], x_1.roll(1, dims=0)[-mixed:]])
+    return x_0
 
 
 def step_generator(

@@ -19,7 +19,7 @@ all of them alike. Files and Pillow images go through the one preprocessing of
 :mod:`ood_osdre.data.images`; arrays and tensors must already have the size.
 """
 
-__all__ = ["Chunk", "read", "read_chunks"]
+__all__ = ["IMAGE_KEYS", "SLACK", "Chunk", "read", "read_chunks", "split_item"]
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -39,6 +39,7 @@ from .sets import ImageSet, group_of
 CHUNK = 4096
 #: Rounding of pixels that were resized or cropped in floats.
 SLACK = 1e-3
+#: Where OpenOOD's and other loaders keep the images of a batch.
 IMAGE_KEYS = ("data", "image")
 
 
@@ -144,7 +145,7 @@ def _pieces(data: object, size: int, what: str) -> Iterator[_Piece]:
         yield from _items(data, size, what)
     elif isinstance(data, Iterable) and not isinstance(data, Mapping):
         for batch in data:
-            values, labels = _split(batch)
+            values, labels = split_item(batch)
             if not isinstance(values, np.ndarray | Tensor):
                 raise _unknown(values, f"{what}: a batch")
             yield _values(values, size, what), _labels(labels, what), None
@@ -159,7 +160,7 @@ def _unknown(data: object, what: str) -> UserError:
     )
 
 
-def _split(item: object) -> tuple[object, object]:
+def split_item(item: object) -> tuple[object, object]:
     r"""Returns the data and the labels of a batch or an item, None without labels."""
     if isinstance(item, Mapping):
         key = next((k for k in IMAGE_KEYS if k in item), None)
@@ -187,7 +188,7 @@ def _items(data: Items, size: int, what: str) -> Iterator[_Piece]:
     for start in range(0, total, CHUNK):
         values, labels = [], []
         for index in range(start, min(start + CHUNK, total)):
-            value, label = _split(data[index])
+            value, label = split_item(data[index])
             values.append(_item(value, size, f"{what}[{index}]"))
             labels.append(_labels(-1 if label is None else label, f"{what}[{index}]"))
         shapes = {v.shape for v in values}

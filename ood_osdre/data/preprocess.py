@@ -3,8 +3,10 @@ r"""From stored images to network inputs, the same way for ID, reference and OOD
 __all__ = ["Preprocess"]
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -47,6 +49,16 @@ class Preprocess:
             The inputs, with shape :math:`(B, C, H, W)`.
         """
         return (pixels - self.mean[:, None, None]) / self.std[:, None, None]
+
+    def sample(self, images: NDArray[Any], limit: int = 5000) -> Tensor:
+        r"""Returns the inputs of evenly spaced images, enough to estimate second moments.
+
+        Arguments:
+            images: The images, with shape :math:`(N, H, W, C)`; may be memory-mapped.
+            limit: The number of images, of which fewer than twice as many are returned.
+        """
+        step = max(1, len(images) // limit)
+        return self(torch.as_tensor(images[::step].copy()))
 
     def on(self, device: torch.device | str) -> "Preprocess":
         r"""Returns the same preprocessing on another device."""

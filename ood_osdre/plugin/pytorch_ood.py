@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from ..data.inputs import SLACK
 from ..data.preprocess import Preprocess
 from ..detector import OneStepDetector
 from ..errors import UserError
@@ -42,9 +43,6 @@ except ImportError as error:
     REASON = error
     if not TYPE_CHECKING:
         Detector = FeaturesDetector = object
-
-# Rounding of pixels that were resized or cropped in floats.
-SLACK = 1e-3
 
 Batches = Iterable[tuple[Tensor, Tensor]]
 

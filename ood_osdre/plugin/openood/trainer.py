@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from ... import checkpoints
-from ...building import build_objective, build_path, build_times
+from ...building import prepare_objective
 from ...config import Config, override_config
-from ...data.augment import Randomness, broaden, flip_crop
-from ...data.batches import BATCH, HOST, step_generator
+from ...data.augment import Randomness, flip_crop
+from ...data.batches import BATCH, HOST, step_generator, vary_reference
 from ...data.preprocess import Preprocess
 from ...errors import UserError
 from ...extraction import device_of
@@ -76,10 +76,9 @@ class OSDRETrainer:
         self.epochs = int(config["optimizer"]["num_epochs"])
         own = _configured(net.config, config, self.epochs * len(train_loader))
         preprocess = _preprocess(train_loader, device_of(net))
-        path = build_path(own).to(preprocess.device)
         pair = [_first(loader) for loader in (train_unlabeled_loader, train_loader)]
         moments = Moments.of(*(images.to(preprocess.device) for images in pair))
-        times = build_times(own, path, moments)
+        times, objective = prepare_objective(own, moments, preprocess.device)
         self.batches = LoaderBatches(
             train_loader, train_unlabeled_loader, own.data, preprocess, times, own.training.seed
         )
@@ -87,7 +86,7 @@ class OSDRETrainer:
         self.folder = None if output is None else Path(output)
         self.trainer = Trainer(
             net.ratio,
-            build_objective(own, path, times, moments),
+            objective,
             self.batches,
             own.training,
             select=None,
@@ -164,9 +163,8 @@ class LoaderBatches:
         batch = next(self._id)
         x_1 = self._augmented(_plain(batch), generator)
         x_0 = self._augmented(self._take(len(x_1)), generator)
-        x_0 = self._varied(
-            x_0, x_1, Randomness(generator, step_generator(self.seed, HOST, step, "cpu"))
-        )
+        random = Randomness(generator, step_generator(self.seed, HOST, step, "cpu"))
+        x_0 = vary_reference(x_0, x_1, self.options, random)
         return Draw(
             x_0=self.preprocess.normalise(x_0),
             x_1=self.preprocess.normalise(x_1),
@@ -191,14 +189,6 @@ class LoaderBatches:
         every = torch.arange(len(images), device=own.device)
         rows_first = pixels.clamp(0, 1).permute(0, 2, 3, 1)
         return flip_crop(rows_first, every, o.flip, o.crop, generator).permute(0, 3, 1, 2)
-
-    def _varied(self, x_0: Tensor, x_1: Tensor, random: Randomness) -> Tensor:
-        count = round(self.options.broaden * len(x_0))
-        if count:
-            x_0 = torch.cat([broaden(x_0[:count], random), x_0[count:]])
-        mixed = round(self.options.mixture * len(x_0))
-        # Rolled, so that no ID image stands in both halves of one pair.
-        return torch.cat([x_0[:-mixed], x_1.roll(1, dims=0)[-mixed:]]) if mixed else x_0
 
 
 def _configured(own: Config, config: Mapping[str, Any], steps: int) -> Config:
