@@ -99,7 +99,7 @@ def compared(group: str) -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "study": lambda: study("study"),
-    "finalists": lambda: study("finalists", cifar10_pack_cpu="end-point + class + broad"),
+    "finalists": lambda: study("finalists", **{"finalists/default": "end-point + class + broad"}),
     "cifar10-pack": lambda: run_table("cifar10_pack_cpu"),
     "compare-ratio": lambda: compared("ratio"),
     "compare-paper-style": lambda: compared("paper-style"),
