@@ -67,13 +67,22 @@ class Scorer:
         Raises:
             UserError: If the images have another size.
         """
-        size = self.metadata.get("size", images.shape[1])
-        if images.shape[1:3] != (size, size):
-            raise UserError(
-                f"images: got {images.shape[1]}x{images.shape[2]} pixels, expected {size}x{size}, "
-                "the training size."
-            )
+        self.refuse_other_size(images, "images")
         return score_images(self.ratio, images, self.preprocess, batch_size)[0]
+
+    def refuse_other_size(self, images: NDArray[np.uint8], name: str) -> None:
+        r"""Raises an error if images are of another size than those of training.
+
+        Arguments:
+            images: The images, with shape :math:`(N, H, W, 3)`.
+            name: What the error calls them.
+        """
+        height, width = images.shape[1:3]
+        size = self.metadata.get("size", height)
+        if (height, width) != (size, size):
+            raise UserError(
+                f"{name}: got {height}x{width} pixels, expected {size}x{size}, the training size."
+            )
 
 
 def train_run(

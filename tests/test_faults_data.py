@@ -365,3 +365,30 @@ def test_a_reference_array_of_the_wrong_kind_is_one_line(tmp_path: Path) -> None
         with pytest.raises(UserError) as error:
             read(path, 32, "reference")
         assert "\n" not in str(error.value)
+
+
+def test_a_checkpoint_refuses_a_benchmark_of_another_size(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    as_cifar(root)
+    trained, out = tmp_path / "trained", tmp_path / "out"
+    assert run(root, trained) == 0
+    manifest = root / "toy.yml"
+    manifest.write_text("size: 48\n" + manifest.read_text())
+
+    capsys.readouterr()
+    command = ["--checkpoint", str(trained), "--benchmark", str(manifest), "--out", str(out)]
+    assert main([*command, "--data-root", str(root), "--device", "cpu", "--quiet"]) == FAILED
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error == "error: benchmark toy: got 48x48 pixels, expected 32x32, the training size."
+    assert not out.exists()
+
+
+def test_quiet_decodes_without_bars(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    as_cifar(root)
+    assert run(root, tmp_path / "out") == 0
+    printed = capsys.readouterr().err
+    assert "decoding" not in printed
+    assert "%|" not in printed

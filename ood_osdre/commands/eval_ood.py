@@ -121,7 +121,9 @@ def train_and_evaluate(args: argparse.Namespace) -> "MetricsTable | None":
     manifest = load_manifest(config.benchmark, config.id)
     chosen = " (chosen: without a GPU, a narrow network)" if name.endswith("_cpu") else ""
     announce(f"{manifest.title}\n  config {name}{'' if args.config else chosen}, device {device}")
-    data = load_benchmark(manifest, args.data_root, args.cache_dir, config.reference)
+    data = load_benchmark(
+        manifest, args.data_root, args.cache_dir, config.reference, progress=not args.quiet
+    )
 
     args.out = args.out or Path("runs") / f"{config.id}-{manifest.name}-{Path(name).stem}"
     with claim(args.out):
@@ -201,7 +203,10 @@ def evaluate_checkpoint(args: argparse.Namespace) -> "MetricsTable":
     announce(f"{manifest.title}\n  checkpoint {source}, device {device}")
     # Nearest neighbours are those among the ID training images.
     training = config.estimator == "classifier" and config.evaluation.score == "knn"
-    data = load_benchmark(manifest, args.data_root, args.cache_dir, training=training)
+    data = load_benchmark(
+        manifest, args.data_root, args.cache_dir, training=training, progress=not args.quiet
+    )
+    scorer.refuse_other_size(data.id_test.images, f"benchmark {manifest.name}")
 
     args.out = args.out or Path("runs") / f"{args.checkpoint.resolve().name}-on-{manifest.name}"
     with claim(args.out):

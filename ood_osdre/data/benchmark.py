@@ -92,6 +92,7 @@ def load_benchmark(
     cache_dir: str | Path | None = None,
     reference: str | Path | None = None,
     training: bool = True,
+    progress: bool = True,
 ) -> BenchmarkData:
     r"""Loads the sets of a benchmark that are present.
 
@@ -103,6 +104,7 @@ def load_benchmark(
             the first of the manifest that is present.
         training: Whether to load what training needs: without it, the reference and the ID
             training and validation sets are empty.
+        progress: Whether to show progress bars where images are decoded.
     """
     if not manifest.sets or all(s.list is None for s in manifest.sets):
         if reference is not None:
@@ -133,7 +135,7 @@ def load_benchmark(
         warn_of_overlap(required[-1], [s for s in optional if s.present])
 
     loaded = {
-        (s.spec.role, s.spec.name): load_set(s, manifest.size, cache)
+        (s.spec.role, s.spec.name): load_set(s, manifest.size, cache, progress)
         for s in (*required, *optional)
         if s.present
     }
@@ -196,13 +198,14 @@ def assemble(
     )
 
 
-def load_set(status: SetStatus, size: int, cache_dir: Path) -> ImageSet:
+def load_set(status: SetStatus, size: int, cache_dir: Path, progress: bool = True) -> ImageSet:
     r"""Loads a present set through the cache.
 
     Arguments:
         status: The state of the set.
         size: The side of the images.
         cache_dir: The folder of the cache.
+        progress: Whether to show a progress bar if images are decoded.
     """
     if status.list is None:
         return load_array(status, size, cache_dir)
@@ -210,7 +213,7 @@ def load_set(status: SetStatus, size: int, cache_dir: Path) -> ImageSet:
     content, images = status.list, status.images
     title = f"{status.spec.role} {status.spec.name}"
     array = cached_array(
-        lambda: decode_all([images / name for name in content.names], size, title),
+        lambda: decode_all([images / name for name in content.names], size, title, progress),
         (len(content), size, size, 3),
         ("\n".join(content.names).encode(), repr(status.stats).encode()),
         status.path.stem,

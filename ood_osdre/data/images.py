@@ -78,13 +78,16 @@ def decode(path: Path, size: int) -> NDArray[np.uint8]:
         return square(image, size)
 
 
-def decode_all(paths: Sequence[Path], size: int, title: str) -> NDArray[np.uint8]:
-    r"""Decodes image files, with a progress bar.
+def decode_all(
+    paths: Sequence[Path], size: int, title: str, progress: bool = True
+) -> NDArray[np.uint8]:
+    r"""Decodes image files.
 
     Arguments:
         paths: The files.
         size: The side :math:`S`.
         title: What the progress bar and errors call the set.
+        progress: Whether to show a progress bar.
 
     Returns:
         The images, with shape :math:`(N, S, S, 3)`.
@@ -105,7 +108,9 @@ def decode_all(paths: Sequence[Path], size: int, title: str) -> NDArray[np.uint8
     # Pillow releases the interpreter's lock while it decodes and resizes.
     with (
         ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1)) as pool,
-        tqdm(total=len(paths), desc=f"decoding {title}", unit="image") as bar,
+        tqdm(
+            total=len(paths), desc=f"decoding {title}", unit="image", disable=not progress
+        ) as bar,
     ):
         for count in pool.map(some, range(0, len(paths), CHUNK)):
             bar.update(count)
