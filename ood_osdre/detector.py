@@ -112,6 +112,12 @@ class OneStepDetector:
         self.conformal: SplitConformal | None = None
         self._fitted: _Fitted | None = None
 
+    def __repr__(self) -> str:
+        state = "not fitted" if self._fitted is None else "fitted"
+        if self.conformal is not None:
+            state = f"calibrated at alpha={self.conformal.alpha:g}"
+        return f"{type(self).__name__}({self.config.estimator}, size={self.size}, {state})"
+
     def fit(
         self,
         id_data: object,

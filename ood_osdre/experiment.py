@@ -21,6 +21,7 @@ from .building import build_ratio, prepare_objective
 from .config import Config
 from .data import BenchmarkData
 from .data.batches import PairBatches
+from .data.lists import first
 from .data.preprocess import Preprocess
 from .errors import UserError
 from .evaluation import (
@@ -65,8 +66,13 @@ class Scorer:
             The log-ratios in nats, larger = more ID, with shape :math:`(N)`.
 
         Raises:
-            UserError: If the images have another size.
+            UserError: If the images are not uint8, of another shape or size.
         """
+        if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3:
+            raise UserError(
+                f"images: got {images.dtype} with shape {tuple(images.shape)}, expected uint8 "
+                "with shape (N, H, W, 3); OneStepDetector takes other forms."
+            )
         self.refuse_other_size(images, "images")
         return score_images(self.ratio, images, self.preprocess, batch_size)[0]
 
@@ -156,7 +162,7 @@ def train_run(
     return Scorer(trainer.kept, preprocess, metadata), outcome, selection
 
 
-def load_scorer(folder: Path, device: torch.device | str = "cpu") -> Scorer:
+def load_scorer(folder: str | Path, device: torch.device | str = "cpu") -> Scorer:
     r"""Loads the selected model of a run folder.
 
     Arguments:
@@ -169,6 +175,7 @@ def load_scorer(folder: Path, device: torch.device | str = "cpu") -> Scorer:
     Raises:
         UserError: If the folder holds none, or it is damaged.
     """
+    folder = Path(folder)
     tensors, metadata = checkpoints.read_checkpoint(folder, checkpoints.MODEL)
     source = folder / f"{checkpoints.MODEL}.json"
     try:
@@ -221,6 +228,7 @@ def evaluate_run(
         seconds=done.seconds,
         parameters=count_parameters(scorer.ratio),
         reference=data.reference_name or scorer.metadata.get("reference"),
+        steps=config.training.steps,
     )
     if not distributed.is_first():
         return table
@@ -268,9 +276,11 @@ def finished_table(folder: Path, config: Config, data: BenchmarkData) -> Metrics
     """
     record = json.loads((folder / "run.json").read_text())
     if (record["config"], record["benchmark"]) != (config.to_dict(), data.manifest.name):
+        then = {**record["config"], "benchmark": record["benchmark"]}
+        now = {**config.to_dict(), "benchmark": data.manifest.name}
         raise UserError(
-            f"{folder / 'run.json'}: a finished run with another configuration; choose another "
-            "--out."
+            f"{folder / 'run.json'}: a finished run that differs in {_difference(then, now)}; "
+            "choose another --out."
         )
     scores = read_scores(folder / "scores.npz")
     return _table(
@@ -280,6 +290,25 @@ def finished_table(folder: Path, config: Config, data: BenchmarkData) -> Metrics
         seconds=record["score_seconds"],
         parameters=record["results"]["parameters"],
         reference=record["data"]["reference"],
+        steps=config.training.steps,
+    )
+
+
+def _difference(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    r"""Says in what two configurations differ, one key after the other."""
+
+    def flat(config: Mapping[str, Any]) -> dict[str, Any]:
+        sections = {k: v if isinstance(v, Mapping) else {"": v} for k, v in config.items()}
+        return {f"{s}.{k}".rstrip("."): v for s, keys in sections.items() for k, v in keys.items()}
+
+    old, new = flat(then), flat(now)
+    return first(
+        [
+            f"{key}={old.get(key)} (not {new.get(key)})"
+            for key in sorted({*old, *new})
+            if old.get(key) != new.get(key)
+        ],
+        "key",
     )
 
 
@@ -290,6 +319,7 @@ def _table(
     seconds: float,
     parameters: int,
     reference: str | None,
+    steps: int,
 ) -> MetricsTable:
     r"""Returns the table of a run, whether it was just scored or read from its files."""
     return MetricsTable.of(
@@ -301,6 +331,7 @@ def _table(
         parameters=parameters,
         counts=scores.counts(),
         reference=reference,
+        steps=steps,
     )
 
 

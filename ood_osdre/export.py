@@ -14,6 +14,7 @@ __all__ = ["DeployedScorer", "export_scorer"]
 
 import argparse
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -101,7 +102,10 @@ Run = Callable[[Tensor], Tensor]
 
 def _write_program(module: DeployedScorer, images: Tensor, path: Path) -> Run:
     program = torch.export.export(module, (images,), dynamic_shapes=({0: _batch()},))
-    torch.export.save(program, path)
+    with warnings.catch_warnings():
+        # Of torch's own bookkeeping: views of one storage are found to have no whole owner.
+        warnings.filterwarnings("ignore", "No complete tensor found")
+        torch.export.save(program, path)
     loaded = torch.export.load(path).module()
 
     def run(images: Tensor) -> Tensor:

@@ -55,6 +55,7 @@ class MetricsTable:
         counts: The number of images of each set.
         absent: For each role, the sets of the benchmark that were absent.
         reference: The name of the reference :math:`p_0`.
+        steps: The number of training steps.
     """
 
     title: str
@@ -66,6 +67,7 @@ class MetricsTable:
     counts: Mapping[str, int] = field(default_factory=dict)
     absent: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     reference: str | None = None
+    steps: int | None = None
 
     @classmethod
     def of(
@@ -78,6 +80,7 @@ class MetricsTable:
         parameters: int | None = None,
         counts: Mapping[str, int] | None = None,
         reference: str | None = None,
+        steps: int | None = None,
     ) -> "MetricsTable":
         r"""Builds the table of one run.
 
@@ -90,6 +93,7 @@ class MetricsTable:
             parameters: The number of parameters of the scorer.
             counts: The number of images of each set, by name.
             reference: The name of the reference :math:`p_0`.
+            steps: The number of training steps.
         """
         missing = {role: tuple(sets) for role, sets in (absent or {}).items() if sets}
         _check_sets(metrics, missing)
@@ -119,6 +123,7 @@ class MetricsTable:
             counts=dict(counts or {}),
             absent=missing,
             reference=reference,
+            steps=steps,
         )
 
     @property
@@ -141,6 +146,8 @@ class MetricsTable:
         r"""Returns what has to be said beneath the table, one line each."""
         notes = [] if self.reference is None else [f"Reference: {self.reference}"]
 
+        if self.steps is not None:
+            notes.append(f"Training: {self.steps:,} steps")
         if self.accuracy:
             notes.append(f"ID accuracy: {_percent(self.accuracy)} %")
         if self.parameters is not None:
@@ -233,7 +240,7 @@ def aggregate(tables: Sequence[MetricsTable]) -> MetricsTable:
     first = tables[0]
 
     for table in tables[1:]:
-        for key in ("title", "roles", "parameters", "counts", "reference"):
+        for key in ("title", "roles", "parameters", "counts", "reference", "steps"):
             found, expected = getattr(table, key), getattr(first, key)
 
             if found != expected:
@@ -254,6 +261,7 @@ def aggregate(tables: Sequence[MetricsTable]) -> MetricsTable:
         counts=first.counts,
         absent=first.absent,
         reference=first.reference,
+        steps=first.steps,
     )
 
 

@@ -2,6 +2,7 @@ r"""The page docs/bring_your_own.md, run block by block at a small size."""
 
 import re
 import runpy
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,8 @@ def test_every_block_of_the_page_runs(
     write_folder(tmp_path / "photographs", 12, 2)
     write_folder(tmp_path / "inbox", 3, 3)
     code = blocks()
+    if find_spec("pytorch_ood") is None:  # an extra
+        code = [block for block in code if "pytorch_ood" not in block]
     for long, short in SMALLER.items():
         assert any(long in block for block in code), long
         code = [block.replace(long, short) for block in code]
@@ -74,9 +77,11 @@ def test_every_block_of_the_page_runs(
     assert "mirrored" in printed
     assert "FPR@95: fraction of ID flagged when 95 % of OOD is caught" in printed
     x = torch.zeros(3, 8)
-    assert torch.equal(
-        space["outlier_scores"], -torch.as_tensor(space["detector"].score(x.numpy()))
-    )
+    assert space["log_ratios"].shape == (5,)
+    if "outlier_scores" in space:
+        assert torch.equal(
+            space["outlier_scores"], -torch.as_tensor(space["detector"].score(x.numpy()))
+        )
 
 
 @pytest.mark.parametrize("name", ["test_resnet", "test_vit2"])

@@ -9,9 +9,11 @@ import pytest
 import yaml
 from image_roots import SETS, make_root, write_image
 
-from ood_osdre.data import BenchmarkData, ImageSet, load_benchmark, load_manifest
+from ood_osdre.data import BenchmarkData, ImageSet, load_benchmark, load_manifest, status
 from ood_osdre.data import benchmark as module
 from ood_osdre.data.images import decode
+from ood_osdre.data.manifests import benchmark_names
+from ood_osdre.data.status import runnable
 from ood_osdre.errors import UserError
 
 LISTS = Path("benchmark_imglist/toy")
@@ -309,3 +311,22 @@ def test_pack_is_as_it_should_be(tmp_path: Path) -> None:
     pixels = data.id_train.images[::10] / 255
     np.testing.assert_allclose(pixels.mean((0, 1, 2)), data.manifest.mean, atol=0.01)
     np.testing.assert_allclose(pixels.std((0, 1, 2)), data.manifest.std, atol=0.01)
+
+
+def test_the_known_benchmarks_are_those_with_id_sets() -> None:
+    assert benchmark_names() == ["digits", "openood", "pack", "paper"]
+    assert benchmark_names("digits") == ["digits"]
+    assert "pack" in benchmark_names("cifar10")
+
+
+def test_what_is_lacking_for_one_benchmark_may_suffice_for_another(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status, "benchmark_names", lambda _: [root / "toy.yml"])
+    assert runnable("toy", root) == ["toy"]
+    other = root / "other.yml"
+    other.write_text((root / "toy.yml").read_text().replace("train_toy", "train_other"))
+    with pytest.raises(UserError, match="What is there suffices for --benchmark toy"):
+        load_benchmark(load_manifest(other, "toy"), root)
+    edit(root, "train_toy.txt", count=7)
+    assert not runnable("toy", root)

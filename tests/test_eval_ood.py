@@ -124,7 +124,7 @@ ERRORS = [
     (["--config", "cifar11"], "cifar1"),
     (["--device", "cuda:77"], "--device cuda:77: not available"),
     (["--device", "gpu"], "--device gpu: not available"),
-    (["--checkpoint", "nowhere"], "no checkpoint here"),
+    (["--checkpoint", "nowhere"], "no such folder"),
     (["--id", "cifar10", "--data-root", "nowhere"], "--id digits needs none"),
     (["--benchmark", "openod"], "openood"),
 ]

@@ -136,12 +136,21 @@ def test_a_run_leaves_its_folder_and_the_model_scores_alike(
         np.mean([m.auroc for m in metrics["near"].values()])
     )
 
-    loaded = load_scorer(tmp_path)
+    loaded = load_scorer(str(tmp_path))
     expected, _ = score_images(scorer.ratio, digits.id_test.images[:40], scorer.preprocess)
     again, _ = score_images(loaded.ratio, digits.id_test.images[:40], loaded.preprocess)
     np.testing.assert_array_equal(expected, again)
     (stored,) = scores.of("id").values()
     np.testing.assert_allclose(stored.score[:40], expected, atol=1e-4, rtol=1e-4)
+
+
+def test_a_scorer_says_which_images_it_takes() -> None:
+    scorer = Scorer(brightness(), PREPROCESS, {"size": 32})
+    for shape, dtype in (((2, 3, 32, 32), np.uint8), ((2, 32, 32, 3), np.float32)):
+        with pytest.raises(UserError, match=r"expected uint8 with shape \(N, H, W, 3\)"):
+            scorer.score(np.zeros(shape, dtype))
+    with pytest.raises(UserError, match="got 28x28 pixels, expected 32x32"):
+        scorer.score(np.zeros((2, 28, 28, 3), np.uint8))
 
 
 @pytest.mark.parametrize("amp", ["bf16", "fp16"])

@@ -10,7 +10,7 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING
 
 from ..claims import claimed
 from ..config import Config, load_config, override_config
-from ..data.manifests import BENCHMARKS
+from ..data.manifests import BENCHMARKS, benchmark_names
 from ..errors import UserError
+from ..resources import names
 
 if TYPE_CHECKING:
     import torch
@@ -48,11 +49,17 @@ def parser() -> argparse.ArgumentParser:
     )
     add = p.add_argument
     add("--id", choices=list(BENCHMARKS), help="in-distribution data set (default: digits)")
-    add("--benchmark", metavar="NAME|FILE", help="manifest of reference and OOD sets")
-    add("--config", metavar="NAME|FILE", help="configuration (default: by --id and device)")
+    known = ", ".join(benchmark_names())
+    add("--benchmark", metavar="NAME|FILE", help=f"{known} (default: the configuration's)")
+    known = ", ".join(names("configs"))
+    add("--config", metavar="NAME|FILE", help=f"{known} (default: by --id and device)")
     add("--data-root", type=Path, default=Path("data"), metavar="DIR", help="default: ./data")
     add("--cache-dir", type=Path, metavar="DIR", help="decoded images (default: in data root)")
-    add("--reference", metavar="NAME|PATH", help="name, folder, list file or .npy array")
+    add(
+        "--reference",
+        metavar="NAME|PATH",
+        help="a name of the benchmark's, a folder, list file or .npy array",
+    )
     add("--checkpoint", type=Path, metavar="DIR", help="evaluate this run's model, no training")
     add("--seeds", type=positive, default=1, metavar="N", help="runs with consecutive seeds")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1, ...")
@@ -121,16 +128,23 @@ def train_and_evaluate(args: argparse.Namespace) -> "MetricsTable | None":
     manifest = load_manifest(config.benchmark, config.id)
     chosen = " (chosen: without a GPU, a narrow network)" if name.endswith("_cpu") else ""
     announce(f"{manifest.title}\n  config {name}{'' if args.config else chosen}, device {device}")
+    args.out = args.out or Path("runs") / f"{config.id}-{manifest.name}-{Path(name).stem}"
+    folders = {
+        seed: args.out if args.seeds == 1 else args.out / f"seed-{seed}"
+        for seed in range(config.training.seed, config.training.seed + args.seeds)
+    }
+    if not args.resume:
+        refuse_existing(folders.values())
     data = load_benchmark(
         manifest, args.data_root, args.cache_dir, config.reference, progress=not args.quiet
     )
 
-    args.out = args.out or Path("runs") / f"{config.id}-{manifest.name}-{Path(name).stem}"
     with claim(args.out):
+        if not args.resume:  # again, as loading may have taken a while
+            refuse_existing(folders.values())
         tables = []
-        for seed in range(config.training.seed, config.training.seed + args.seeds):
+        for seed, folder in folders.items():
             seeded = replace(config, training=replace(config.training, seed=seed))
-            folder = args.out if args.seeds == 1 else args.out / f"seed-{seed}"
             table = one_seed(args, seeded, data, folder, device)
             if table is None:
                 return None
@@ -157,10 +171,6 @@ def one_seed(
 
     if args.resume and (folder / "run.json").exists():
         return finished_table(folder, config, data)
-    if not args.resume and (folder / "state.json").exists():
-        raise UserError(
-            f"{folder}: holds a run already; go on with --resume or choose another --out."
-        )
     scorer, outcome, selection = train_run(
         config, data, folder, device, args.time_budget, args.resume, not args.quiet
     )
@@ -171,6 +181,15 @@ def one_seed(
         )
         return None
     return evaluate_run(scorer, data, config, folder, selection, outcome, not args.quiet)
+
+
+def refuse_existing(folders: Iterable[Path]) -> None:
+    r"""Raises an error if one of some folders holds a run."""
+    for folder in folders:
+        if os.path.exists(folder / "state.json"):  # False for a name that no file can have
+            raise UserError(
+                f"{folder}: holds a run already; go on with --resume or choose another --out."
+            )
 
 
 def evaluate_checkpoint(args: argparse.Namespace) -> "MetricsTable":
@@ -189,6 +208,8 @@ def evaluate_checkpoint(args: argparse.Namespace) -> "MetricsTable":
     for override in args.overrides:
         if not override.startswith("evaluation."):
             raise UserError(f"option {override!r}: only evaluation.* applies to a --checkpoint.")
+    if not args.checkpoint.is_dir():
+        raise UserError(f"--checkpoint {args.checkpoint}: no such folder, expected a run's.")
     device = pick_device(args.device)
 
     from ..data import load_benchmark, load_manifest

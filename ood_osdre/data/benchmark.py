@@ -19,10 +19,9 @@ from .images import cached_array, decode_all, square
 from .manifests import Manifest, load_manifest
 from .references import find_reference, hold_out_reference
 from .sets import ImageSet
-from .status import SetStatus, inspect
+from .status import REQUIRED, SetStatus, inspect, runnable
 
 CACHE = ".ood_osdre_cache"
-REQUIRED = ("id_train", "id_val", "id_test")
 
 log = logging.getLogger(__name__)
 
@@ -264,7 +263,7 @@ def explain(manifest: Manifest, data_root: Path, lacking: Sequence[SetStatus]) -
     def lines() -> Iterator[str]:
         yield (
             f"benchmark {manifest.name} ({manifest.id_name}) needs data that is not whole in "
-            f"{data_root.resolve()}:"
+            f"{data_root.resolve()} (--data-root):"
         )
         for status in lacking:
             yield f"  {status}"
@@ -276,6 +275,8 @@ def explain(manifest: Manifest, data_root: Path, lacking: Sequence[SetStatus]) -
                     f"  --reference {spec.name} is there, but shares classes with "
                     f"{', '.join(spec.overlaps)}"
                 )
+        if other := runnable(manifest.id_name, data_root):
+            yield f"What is there suffices for --benchmark {' or '.join(other)}."
         if manifest.get:
             yield f"How to get it: {' '.join(manifest.get.split())}"
         yield (

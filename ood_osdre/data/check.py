@@ -15,13 +15,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..errors import UserError
-from ..resources import names
-from .benchmark import REQUIRED
 from .digits import load_digits_sets
 from .images import decode_all
-from .manifests import BENCHMARKS, Manifest, SetSpec, load_manifest
+from .manifests import BENCHMARKS, Manifest, SetSpec, benchmark_names, load_manifest
 from .references import find_reference
-from .status import SetStatus, inspect
+from .status import SetStatus, can_run, inspect, runnable
 
 COLUMNS = ("role", "set", "state", "found", "expected", "path")
 
@@ -44,6 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
 
     print(report(manifest, statuses, args.verbose))
+    if not can_run(statuses) and (others := runnable(manifest.id_name, args.data_root)):
+        print(f"What is there suffices for --benchmark {' or '.join(others)}.")
     return 0 if can_run(statuses) else 1
 
 
@@ -54,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
 
     p = commands.add_parser("check", help="list the sets of a benchmark and what is on disk")
     p.add_argument("--id", required=True, help=f"ID data set: {', '.join(BENCHMARKS)}")
-    known = ", ".join(names("data_manifests"))
+    known = ", ".join(benchmark_names())
     p.add_argument("--benchmark", help=f"manifest, by name ({known}) or by path")
     p.add_argument("--data-root", type=Path, default=Path("data"), help="default: ./data")
     p.add_argument("--reference", help="name of a reference, or a folder, list or .npy array")
@@ -116,12 +116,6 @@ def decoded(status: SetStatus, size: int) -> SetStatus:
     except UserError as error:
         return replace(status, state="corrupt", detail=str(error))
     return status
-
-
-def can_run(statuses: Sequence[SetStatus]) -> bool:
-    r"""Returns whether what is present suffices to train and to make a table."""
-    have = {s.spec.role for s in statuses if s.present}
-    return have >= {*REQUIRED, "reference"} and bool(have & {"near", "far"})
 
 
 def report(manifest: Manifest, statuses: Sequence[SetStatus], verbose: bool = False) -> str:

@@ -17,7 +17,15 @@ ood_val                 OOD images for validation, used on explicit request only
 ======================= =========================================================
 """
 
-__all__ = ["BENCHMARKS", "ROLES", "Download", "Manifest", "SetSpec", "load_manifest"]
+__all__ = [
+    "BENCHMARKS",
+    "ROLES",
+    "Download",
+    "Manifest",
+    "SetSpec",
+    "benchmark_names",
+    "load_manifest",
+]
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -26,7 +34,7 @@ from typing import Any, TypeVar
 
 from ..errors import UserError
 from ..options import read_yaml
-from ..resources import find
+from ..resources import find, names
 from ..spelling import did_you_mean
 
 T = TypeVar("T")
@@ -134,6 +142,17 @@ class Manifest:
         r"""Returns the path of a set's list, or of its array, below a data root."""
         assert spec.list is not None, f"{spec.name} is embedded"
         return data_root / ("" if spec.list.endswith(".npy") else self.lists) / spec.list
+
+
+def benchmark_names(id_name: str | None = None) -> list[str]:
+    r"""Returns the names of the known benchmarks.
+
+    Arguments:
+        id_name: If given, only those that have this ID data set.
+    """
+    known = names("data_manifests")
+    ids = {name: read_yaml(find("data_manifests", name)).get("ids") for name in known}
+    return [n for n, has in ids.items() if has and (id_name is None or id_name in has)]
 
 
 def load_manifest(name: str | Path, id_name: str) -> Manifest:

@@ -11,10 +11,19 @@ Only a present set may stand in a table: a row computed on part of a set, or on 
 would bear the name of a number it is not.
 """
 
-__all__ = ["STATES", "SetStatus", "inspect", "inspect_array", "inspect_list"]
+__all__ = [
+    "REQUIRED",
+    "STATES",
+    "SetStatus",
+    "can_run",
+    "inspect",
+    "inspect_array",
+    "inspect_list",
+    "runnable",
+]
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +32,11 @@ import numpy as np
 
 from ..errors import UserError
 from .lists import ImageList, first, read_list
-from .manifests import Manifest, SetSpec
+from .manifests import Manifest, SetSpec, benchmark_names, load_manifest
 
 STATES = ("present", "partial", "corrupt", "absent")
+# What training and scoring need besides a reference and a set to tell apart.
+REQUIRED = ("id_train", "id_val", "id_test")
 CHUNK = 2048
 
 
@@ -114,11 +125,20 @@ def inspect_list(
     elif empty:
         state, detail = "corrupt", f"empty in {images}: {first(empty, 'file')}"
     elif spec.checksum is not None and spec.checksum != content.checksum:
-        state, detail = "corrupt", f"another list: its sha256 is {content.checksum}"
+        state, detail = (
+            "corrupt",
+            (
+                f"another version of the list: its sha256 is {content.checksum}, "
+                f"expected {spec.checksum}"
+            ),
+        )
     elif len(content) < expected:
         state, detail = "partial", "the list is shorter than expected"
     elif len(content) > expected:
-        state, detail = "corrupt", f"another list: it has {len(content):,} entries"
+        state, detail = (
+            "corrupt",
+            (f"another version of the list: it has {len(content):,} entries"),
+        )
     elif spec.role.startswith("id_") and min(content.labels) < 0:
         state, detail = "corrupt", f"ID images need labels >= 0; found {min(content.labels)}"
     elif spec.role == "id_train" and max(content.labels) >= len(content):
@@ -173,3 +193,24 @@ def stat(path: str) -> tuple[int, int] | None:
     except (OSError, ValueError):  # absent, too long a name, no permission
         return None
     return result.st_size, result.st_mtime_ns
+
+
+def can_run(statuses: Sequence[SetStatus]) -> bool:
+    r"""Returns whether what is present suffices to train and to make a table."""
+    have = {s.spec.role for s in statuses if s.present}
+    return have >= {*REQUIRED, "reference"} and bool(have & {"near", "far"})
+
+
+def runnable(id_name: str, data_root: Path) -> list[str]:
+    r"""Returns the benchmarks of an ID data set that what is on disk suffices for.
+
+    Arguments:
+        id_name: The ID data set.
+        data_root: The folder that holds lists and images.
+    """
+    manifests = [load_manifest(name, id_name) for name in benchmark_names(id_name)]
+    return [
+        manifest.name
+        for manifest in manifests
+        if can_run([inspect(manifest, s, data_root) for s in manifest.sets if s.list is not None])
+    ]

@@ -27,6 +27,10 @@ class Standardise(Preprocess):
         r"""Standardises vectors, with shape :math:`(B, d)`."""
         return (pixels - self.mean) / self.std
 
+    def __call__(self, images: Tensor) -> Tensor:
+        r"""Maps vectors to inputs, with shape :math:`(B, d)`."""
+        return self.normalise(self.pixels(images))
+
 
 class VectorBatches:
     r"""Draws of the objective from two sets of vectors, a pure function of seed and step.
