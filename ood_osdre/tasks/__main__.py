@@ -1,0 +1,50 @@
+r"""Runs a task with its truth beside every estimate: `python -m ood_osdre.tasks {density,kl,mi}`."""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from ..errors import UserError
+
+TASKS = {
+    "density": ("density", "densities of 2-D sets, tables and images"),
+    "kl": ("kl", "the divergence of a drifting stream"),
+    "mi": ("mutual_information", "mutual information"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    r"""Runs the command and returns its exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    # The tasks import torch, which takes seconds that neither help nor a slip should wait for.
+    listing = "\n".join(f"  {name:8} {text}" for name, (_, text) in TASKS.items())
+    outer = argparse.ArgumentParser(
+        prog="python -m ood_osdre.tasks",
+        description="Density-ratio tasks with their truth beside every estimate, in nats.",
+        epilog=f"tasks:\n{listing}\n\noptions of a task: python -m ood_osdre.tasks TASK --help",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    outer.add_argument("task", choices=tuple(TASKS), metavar="TASK")
+    task = outer.parse_args(arguments[:1]).task
+
+    module = importlib.import_module(f".{TASKS[task][0]}", __package__)
+    inner = argparse.ArgumentParser(
+        prog=f"python -m ood_osdre.tasks {task}",
+        description=module.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    module.add_arguments(inner)
+    args = inner.parse_args(arguments[1:])
+    try:
+        return module.run(args)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

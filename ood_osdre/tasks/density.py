@@ -1,0 +1,102 @@
+r"""Densities from ratios: log p1 = log r + log p0 in one pass, p0 = N(0, I), with their total mass.
+
+Suites:
+
+planar    nine two-dimensional sets with exact densities
+tabular   tables of numbers; those that scikit-learn ships need no files
+images    bits per dimension of handwritten digits, as an energy model
+"""
+
+__all__ = ["add_arguments", "run"]
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..bases import KERNELS
+from .images import estimate_image, image_jobs
+from .planar import estimate_planar, planar_jobs, plot_planar
+from .reports import Row, add_common_arguments, announce, run_jobs, write_report
+from .tables_density import estimate_table, table_jobs
+
+TITLES = {
+    "planar": "Densities of planar sets (nats)",
+    "tabular": "Densities of tables (nats, standardised coordinates)",
+    "images": "Densities of dequantised images (bits per dimension)",
+}
+NOTES = {
+    "planar": "`nll` is that of the density as it comes, `normalised_nll` and `kl` after division "
+    "by its total mass, by a grid. `entropy` is the least NLL that any density can have.",
+    "tabular": "`nll` is that of the density as it comes and no likelihood unless `log_mass` is "
+    "0. `normalised_nll` adds `log_mass`, or `log_mass_ais` where that is clearly larger or "
+    "`effective` draws are few; it is a likelihood as far as these can be trusted.",
+    "images": "`bits` is that of the density as it comes; `normalised_bits` adds `log_mass`, by "
+    "annealing, in nats. It is an upper bound of the bits of the discrete images.",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    r"""Adds the options of the command."""
+    add_common_arguments(parser, "density")
+    add = parser.add_argument
+    add(
+        "--suite",
+        choices=("planar", "tabular", "images"),
+        default="planar",
+        help="what to run (default: planar)",
+    )
+    add("--sets", nargs="+", metavar="NAME", help="the sets (default: all)")
+    add("--methods", nargs="+", metavar="NAME", help="the methods (default: all)")
+    add("--kernels", nargs="+", choices=tuple(KERNELS), help="temporal kernels")
+    add("--data-root", type=Path, metavar="DIR", help="folder of the tables' files")
+    add("--whiten", action="store_true", help="take p0 = N(0, I) in whitened coordinates")
+
+
+def run(args: argparse.Namespace) -> int:
+    r"""Runs a suite, prints its table and writes it.
+
+    Raises:
+        UserError: If a set, a table or a method is unknown, or the files of a table are absent.
+    """
+    if args.suite == "planar":
+        rows = run_jobs(estimate_planar, planar_jobs(args), args.jobs, not args.quiet)
+        plot_planar(args.out / "density-planar.png", rows)
+        rows = [{k: v for k, v in row.items() if k != "image"} for row in rows]
+        table = average(rows, ("set", "method", "kernel", "evaluations"))
+    elif args.suite == "images":
+        rows = run_jobs(estimate_image, image_jobs(args), args.jobs, not args.quiet)
+        table = average(rows, ("images", "dim", "method", "kernel"))
+    else:
+        rows = run_jobs(estimate_table, table_jobs(args), args.jobs, not args.quiet)
+        table = average(rows, ("table", "dim", "p0", "method", "kernel", "evaluations"))
+    config = {k: v for k, v in vars(args).items() if k not in ("out", "run")}
+    name = f"density-{args.suite}" + ("-whitened" if args.whiten else "")
+    announce(
+        write_report(args.out, name, TITLES[args.suite], table, rows, config, [NOTES[args.suite]]),
+        args.out,
+    )
+    return 0
+
+
+def average(rows: Sequence[Row], keys: Sequence[str]) -> list[Row]:
+    r"""Averages rows over seeds.
+
+    Arguments:
+        rows: Rows with the keys, a `seed` and numbers; a number may be None throughout.
+        keys: What a group of rows has in common.
+
+    Returns:
+        For each group, in order of appearance: the keys, the number of seeds, the means.
+    """
+    groups: dict[tuple[object, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[k] for k in keys), []).append(row)
+    table = []
+    for key, members in groups.items():
+        line: Row = {**dict(zip(keys, key, strict=True)), "seeds": len(members)}
+        for column in members[0]:
+            if column not in (*keys, "seed"):
+                values = [m[column] for m in members]
+                line[column] = None if None in values else sum(values) / len(values)
+        table.append(line)
+    return table

@@ -1,0 +1,278 @@
+r"""Fits a density ratio to two sources of vectors, by any method, with the one trainer.
+
+:func:`fit_ratio` is what the tasks share: given `draw_pairs`, a function that draws a batch of
+the reference :math:`p_0` and of the data :math:`p_1`, it builds the model and the objective of a
+method, trains it with :class:`ood_osdre.training.Trainer` and returns a :class:`RatioFit`, whose
+:meth:`RatioFit.log_ratio` estimates :math:`\log p_1(x) / p_0(x)` in nats. Expectations of that are
+what tasks are after: :math:`\mathbb{E}_{p_1}[\log r]` is the Kullback-Leibler divergence of
+:math:`p_1` from :math:`p_0`, or a mutual information.
+
+All methods see the same batches, standardised alike (a map that leaves ratios unchanged), have
+the same backbone and take the same number of steps. :data:`METHODS` lists them.
+"""
+
+__all__ = ["METHODS", "FitOptions", "Method", "RatioFit", "divergence", "fit_ratio"]
+
+import copy
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Generator, Tensor
+from torch.nn import functional as F
+
+from ..building import SCHEDULES
+from ..data.batches import step_generator
+from ..noises import DDBINoise
+from ..objectives import Draw, UniformTimes
+from ..paths import GaussianPath, Moments
+from ..ratio import OneStepRatio, RatioModel
+from ..sections import TrainingConfig
+from ..training import Trainer
+from .methods import METHODS, Context, FitOptions, Method
+
+DrawPairs: TypeAlias = Callable[[int, Generator], tuple[Tensor, Tensor]]
+
+# Streams of randomness: batches, and the pairs that fix the standardisation.
+BATCH, MOMENTS, HELD_OUT = range(3)
+
+
+class Affine(NamedTuple):
+    r"""An affine map of vectors, :math:`A (x - m)`.
+
+    Attributes:
+        mean: The vector :math:`m`, with shape :math:`(d)`.
+        matrix: The matrix :math:`A`, with shape :math:`(d, d)`, or its diagonal, :math:`(d)`.
+    """
+
+    mean: Tensor
+    matrix: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        r"""Maps points, with shape :math:`(B, d)`."""
+        x = x.to(self.mean) - self.mean
+        return x * self.matrix if self.matrix.ndim == 1 else x @ self.matrix.T
+
+
+@dataclass
+class RatioFit:
+    r"""A fitted ratio.
+
+    Attributes:
+        method: The method.
+        model: The trained model, of standardised points.
+        options: The options it was fitted with.
+        standardise: The invertible affine map to the points that the model takes.
+        seconds: The training time, without that of `watch`.
+        history: The validations, if there were any.
+    """
+
+    method: Method
+    model: RatioModel
+    options: FitOptions
+    standardise: Affine
+    seconds: float
+    history: list[dict[str, float]]
+
+    @property
+    def parameters(self) -> int:
+        r"""The number of trained parameters."""
+        return sum(p.numel() for p in self.model.parameters())
+
+    @torch.no_grad()
+    def log_ratio(self, x: Tensor, batch_size: int = 8192) -> Tensor:
+        r"""Returns the log-ratio :math:`\log p_1(x) / p_0(x)`.
+
+        Arguments:
+            x: The points, with shape :math:`(N, d)`.
+            batch_size: The number of points evaluated at once.
+
+        Returns:
+            The log-ratios, in nats (larger = more like :math:`p_1`), with shape :math:`(N)`.
+        """
+        parts = [self.model.log_ratio(self.standardise(part)) for part in x.split(batch_size)]
+        return torch.cat(parts)
+
+
+def fit_ratio(
+    method: str | Method,
+    draw_pairs: DrawPairs,
+    dim: int,
+    options: FitOptions | None = None,
+    initial: RatioFit | None = None,
+    held_out: tuple[Tensor, Tensor] | None = None,
+    watch: Callable[[RatioFit], Mapping[str, float]] | None = None,
+    progress: bool = False,
+) -> RatioFit:
+    r"""Fits a ratio.
+
+    Arguments:
+        method: One of the keys of :data:`METHODS`, or a method of your own.
+        draw_pairs: Draws points :math:`x_0 \sim p_0` and :math:`x_1 \sim p_1`, each with shape
+            :math:`(B, d)`, given :math:`B` and a generator, on the generator's device.
+        dim: The dimension :math:`d`.
+        options: The options.
+        initial: A fit by the same method to start from; its standardisation stays.
+        held_out: Points of :math:`p_0` and of :math:`p_1` that are not drawn in training, as many
+            of each. If given, the step with the least loss on them is kept.
+        watch: Measures the fit at twenty steps on the way, for its history.
+        progress: Whether to show a progress bar.
+
+    Raises:
+        UserError: If the loss is not finite.
+
+    Example:
+        >>> def draw_pairs(n, generator):
+        ...     x_0, x_1 = torch.randn(2, n, 1, generator=generator)
+        ...     return x_0, x_1 + 1
+        >>> fit = fit_ratio("os-dre", draw_pairs, 1, FitOptions(steps=10, backbone="quadratic"))
+        >>> fit.log_ratio(torch.zeros(5, 1)).shape
+        torch.Size([5])
+    """
+    if isinstance(method, str):
+        if method not in METHODS:
+            raise ValueError(f"'method' should be one of {tuple(METHODS)}, got {method!r}.")
+        method = METHODS[method]
+    options = FitOptions() if options is None else options
+    device = torch.device(options.device)
+
+    pairs = draw_pairs(8192, step_generator(options.seed, MOMENTS, 0, device))
+    affine = _pooled(pairs, options) if initial is None else initial.standardise
+    x_0, x_1 = (affine(x) for x in pairs)
+    noise = DDBINoise(options.gamma2, options.eps)
+    path = GaussianPath(SCHEDULES[options.schedule](), noise)
+    context = Context(dim, options, path, Moments.of(x_0, x_1))
+    times = UniformTimes(*path.t_range)
+
+    def draw(pairs: tuple[Tensor, Tensor], generator: Generator) -> Draw:
+        x_0, x_1 = (affine(x) for x in pairs)
+        t = times.sample(len(x_0), generator)
+        noise, probe = _normal((2, *x_0.shape), generator, x_0)
+        return Draw(x_0, x_1, t.to(x_0), noise, probe=probe)
+
+    def batches(step: int) -> Draw:
+        generator = step_generator(options.seed, BATCH, step, device)
+        return draw(draw_pairs(options.batch_size, generator), generator)
+
+    model = copy.deepcopy(initial.model) if initial else _build(method, context)
+    model = model.to(device).requires_grad_(True)
+    if isinstance(model, OneStepRatio):
+        model.basis.requires_grad_(options.learnable)
+    objective = method.objective(context).to(device)
+    validation = None
+    if held_out is not None:
+        validation = draw(held_out, step_generator(options.seed, HELD_OUT, 0, device))
+
+    watching = 0.0
+
+    def validate(model: RatioModel) -> dict[str, float]:
+        nonlocal watching
+        numbers = {}
+        if validation is not None:
+            # Not without gradients: a rival differentiates its network in the time.
+            loss = objective(model, validation)["total"]
+            numbers["held_out"] = -loss.detach().mean().item()
+        if watch is not None:
+            started = time.monotonic()
+            numbers |= watch(RatioFit(method, model, options, affine, 0.0, []))
+            watching += time.monotonic() - started
+        return numbers
+
+    trainer = Trainer(
+        model,
+        objective,
+        batches,
+        _training(options),
+        validate if validation is not None or watch is not None else None,
+        select=None if validation is None else "held_out",
+    )
+    outcome = trainer.run(progress=progress)
+    if not outcome.finished:
+        raise KeyboardInterrupt(outcome.reason)
+    seconds = outcome.seconds - watching
+    return RatioFit(method, trainer.kept, options, affine, seconds, outcome.history)
+
+
+def divergence(fit: RatioFit, x_0: Tensor, x_1: Tensor) -> float:
+    r"""Estimates the Kullback-Leibler divergence of :math:`p_1` from :math:`p_0`.
+
+    For a method that estimates the log-ratio :math:`f` this is its mean over :math:`p_1`. The
+    variational methods are defined by a lower bound, and the bound is what they report:
+
+    - NWJ: :math:`\mathbb{E}_{p_1}[f] - \mathbb{E}_{p_0}[e^f] + 1`,
+    - MINE: :math:`\mathbb{E}_{p_1}[f] - \log \mathbb{E}_{p_0}[e^f]` (Donsker and Varadhan),
+    - InfoNCE: :math:`\log (B + 1) - \mathbb{E}[\log (1 + e^{-f_1} \sum e^{f_0})]` with the
+      :math:`B` reference points of a training batch; at most :math:`\log (B + 1)`.
+
+    Arguments:
+        fit: The fitted ratio.
+        x_0: Held-out points of :math:`p_0`, with shape :math:`(N, d)`. Only bounds use them.
+        x_1: Held-out points of :math:`p_1`, with shape :math:`(N, d)`.
+
+    Returns:
+        The divergence, in nats.
+    """
+    bound = fit.method.bound
+    f_1 = fit.log_ratio(x_1).double()
+    if bound == "mean":
+        return f_1.mean().item()
+    f_0 = fit.log_ratio(x_0).double()
+    if bound == "nwj":
+        return (f_1.mean() - f_0.exp().mean() + 1).item()
+    if bound == "dv":
+        return (f_1.mean() - f_0.logsumexp(dim=0) + math.log(len(f_0))).item()
+    size = min(fit.options.batch_size, len(f_0))
+    batches = zip(f_0.split(size), f_1.split(size), strict=False)
+    losses = [F.softplus(b_0.logsumexp(dim=0) - b_1) for b_0, b_1 in batches if len(b_0) == size]
+    return math.log(size + 1) - torch.cat(losses).mean().item()
+
+
+def _build(method: Method, context: Context) -> RatioModel:
+    with torch.random.fork_rng():
+        torch.manual_seed(context.options.seed)
+        return method.model(context)
+
+
+def _training(options: FitOptions) -> TrainingConfig:
+    o = options
+    return TrainingConfig(
+        steps=o.steps,
+        batch_size=o.batch_size,
+        lr=o.lr,
+        weight_decay=o.weight_decay,
+        warmup=max(o.steps // 20, 1),
+        clip=o.clip,
+        ema=o.ema,
+        eval_every=max(o.steps // 20, 1),
+        checkpoint_every=o.steps,
+        amp="none",
+        channels_last=False,
+        seed=o.seed,
+    )
+
+
+def _pooled(pairs: tuple[Tensor, Tensor], options: FitOptions) -> Affine:
+    x = torch.cat(pairs)
+    dim = x.shape[1]
+    if options.standardise == "no":
+        return Affine(torch.zeros_like(x[0]), torch.ones_like(x[0]))
+    scale = x.std(dim=0)
+    # A coordinate that does not vary says nothing about the ratio.
+    scale = torch.where(scale > 0, scale, 1.0)
+    if options.standardise == "scale":
+        return Affine(x.mean(dim=0), 1 / scale)
+
+    correlation = torch.cov((x / scale).T.double()).reshape(dim, dim)
+    if options.backbone == "block_quadratic":
+        block = torch.arange(dim, device=x.device) // options.block
+        correlation = torch.where(block == block[:, None], correlation, 0.0)
+    values, vectors = torch.linalg.eigh(correlation)
+    root = vectors / values.clamp(min=1e-6).sqrt() @ vectors.T
+    return Affine(x.mean(dim=0), (root / scale).to(x))
+
+
+def _normal(shape: tuple[int, ...], generator: Generator, like: Tensor) -> Tensor:
+    return torch.randn(shape, generator=generator, device=like.device, dtype=like.dtype)

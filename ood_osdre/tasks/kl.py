@@ -1,0 +1,324 @@
+r"""The divergence of a drifting stream from where it started, with the truth beside it.
+
+The stream is :math:`p_t`, the reference :math:`p_0 = \mathcal{N}(0, I)` stays, and what is tracked
+over the steps :math:`t = 0, 1, \dots` is :math:`\mathrm{KL}(p_t \| p_0) = \mathbb{E}_{p_t}[\log
+p_t / p_0]` in nats, by a ratio that is refitted at every step from the last step's weights. All
+methods get the same number of updates a step. The *lag* of a method at a step is the share of
+those updates that it takes to come within tolerance of the new truth and stay there: 5 % or 0.3
+nats, whichever is more.
+
+The scenarios are those of :mod:`ood_osdre.tasks.gaussians`. A last table is about
+:class:`ood_osdre.tasks.drift.DriftMonitor`, whose detector is *not* refitted: how long its alarm
+takes after a change, and how often it comes without one.
+"""
+
+__all__ = ["KLTracker", "Tracked", "add_arguments", "run"]
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+
+from ..data.batches import step_generator
+from ..errors import UserError
+from .drift import DriftMonitor
+from .estimators import METHODS, DrawPairs, FitOptions, RatioFit, divergence, fit_ratio
+from .gaussians import SCENARIOS, scenario
+from .reports import Row, add_common_arguments, announce, run_jobs, summarise, write_report
+
+Backbone: TypeAlias = Literal["mlp", "quadratic", "block_quadratic"]
+
+# The stream of held-out points, apart from those of training.
+TEST = 100
+HELD_OUT = 50_000
+WATCHED = 1_000
+# An estimate is within tolerance by either of the two.
+RELATIVE, ABSOLUTE = 0.05, 0.3
+
+QUADRATIC = FitOptions(backbone="block_quadratic", block=1, lr=0.3, steps=400)
+PERCEPTRON = FitOptions(features=128, depth=2, lr=1e-3, steps=400)
+# Peak learning rates on quadratic features, each the best of a grid on a seed of its own.
+RATES = {"dre-inf": 1e-2, "d3re": 1e-2, "logistic": 0.03, "nwj": 0.01}
+METHOD_NAMES = ("os-dre", "dre-inf", "d3re", "logistic", "nwj")
+
+
+class Tracked(NamedTuple):
+    r"""A divergence at a step of a stream.
+
+    Attributes:
+        estimate: The divergence, in nats.
+        history: The share of the updates and the estimate, on the way.
+        seconds: The training time of the step.
+    """
+
+    estimate: float
+    history: list[tuple[float, float]]
+    seconds: float
+
+
+class KLTracker:
+    r"""Tracks :math:`\mathrm{KL}(p_t \| p_0)` by refitting a ratio from step to step.
+
+    Arguments:
+        dim: The dimension :math:`d`.
+        method: One of the keys of :data:`ood_osdre.tasks.estimators.METHODS`.
+        options: How the ratio is fitted at every step; seeds count up from theirs.
+
+    Example:
+        >>> tracker = KLTracker(2, options=FitOptions(steps=20, backbone="quadratic"))
+        >>> step = tracker.update(scenario("linear_drift", 2, 1.0).draw_pairs)
+        >>> len(step.history)
+        20
+    """
+
+    def __init__(
+        self, dim: int, method: str = "os-dre", options: FitOptions | None = None
+    ) -> None:
+        self.dim, self.method = dim, method
+        self.options = QUADRATIC if options is None else options
+        self.fit: RatioFit | None = None
+        self.steps = 0
+
+    def update(self, draw_pairs: DrawPairs) -> Tracked:
+        r"""Refits to the current distribution and estimates its divergence on new points.
+
+        Arguments:
+            draw_pairs: Draws points of :math:`p_0` and of :math:`p_t`, see
+                :func:`ood_osdre.tasks.estimators.fit_ratio`.
+        """
+        options = replace(self.options, seed=self.options.seed + self.steps)
+        generator = step_generator(options.seed, TEST, 0, options.device)
+        few = draw_pairs(WATCHED, generator)
+
+        def watch(fit: RatioFit) -> dict[str, float]:
+            return {"estimate": divergence(fit, *few)}
+
+        self.fit = fit_ratio(
+            self.method, draw_pairs, self.dim, options, initial=self.fit, watch=watch
+        )
+        self.steps += 1
+        value = divergence(self.fit, *draw_pairs(HELD_OUT, generator))
+        history = [(h["step"] / options.steps, h["estimate"]) for h in self.fit.history]
+        return Tracked(value, history, self.fit.seconds)
+
+
+@dataclass(frozen=True)
+class Job:
+    r"""One stream under one method."""
+
+    scenario: str
+    dim: int
+    steps: int
+    method: str
+    options: FitOptions
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    r"""Adds the options of the subcommand `kl`."""
+    add_common_arguments(parser, "kl")
+    add = parser.add_argument
+    add("--scenarios", nargs="+", choices=tuple(SCENARIOS), default=list(SCENARIOS))
+    add("--dims", nargs="+", type=int, default=[80], metavar="D", help="default: 80")
+    add("--horizon", type=int, metavar="T", help="steps of the stream (default: 5)")
+    add("--methods", nargs="+", metavar="NAME", default=list(METHOD_NAMES))
+    add("--backbone", choices=("block_quadratic", "quadratic", "mlp"), default="block_quadratic")
+    add("--streams", type=int, default=40, help="streams of the monitor's table (default: 40)")
+
+
+def run(args: argparse.Namespace) -> int:
+    r"""Runs the scenarios and the monitor, prints their tables and writes them.
+
+    Raises:
+        UserError: If a method is unknown, or the horizon or a dimension is out of range.
+    """
+    for name in args.methods:
+        if name not in METHODS:
+            raise UserError(f"--methods: got {name!r}, expected some of {', '.join(METHODS)}.")
+    horizon = args.horizon or 5
+    if not 1 <= horizon < 20 or min(args.dims) < 1:
+        raise UserError(
+            f"--horizon, --dims: got {horizon} and {args.dims}, expected 1 to 19 and positive."
+        )
+    seeds = args.seeds or (3 if args.full else 1)
+    jobs = [
+        Job(name, dim, horizon, method, _options(args, method, seed))
+        for name in args.scenarios
+        for dim in args.dims
+        for method in args.methods
+        for seed in range(args.seed, args.seed + seeds)
+    ]
+    config = {k: v for k, v in vars(args).items() if k != "out"}
+    rows = run_jobs(track, jobs, args.jobs, not args.quiet)
+    table = summarise(rows, ["task", "step", "method", "evaluations"])
+    for entry in table:
+        own = [r for r in rows if all(r[k] == entry[k] for k in ("task", "step", "method"))]
+        entry["within"] = sum(_within(r["estimate"], r["truth"]) for r in own)
+        entry["lag"] = max(r["lag"] for r in own)
+    title = "Divergence of a drifting stream (nats)"
+    text = write_report(args.out, "kl", title, table, rows, config, [NOTE])
+    plot(args.out / "kl.png", rows)
+    announce(text, args.out)
+
+    if args.streams:
+        delays = monitor_table(args.streams, args.seed)
+        note = f"Truth of the rate: at most one alarm in {RUN_LENGTH:,} inputs without a change."
+        title = "Alarms of the drift monitor"
+        announce(write_report(args.out, "drift", title, delays, [], config, [note]), args.out)
+    return 0
+
+
+NOTE = (
+    "`within` counts the seeds within 5 % or 0.3 nats of the truth. `lag` is the largest share of "
+    "a step's updates until an estimate is, and stays, within; 1 and more: not in time."
+)
+
+
+def _options(args: argparse.Namespace, method: str, seed: int) -> FitOptions:
+    if args.backbone == "mlp":
+        base = PERCEPTRON
+    else:
+        rate = RATES.get(method, QUADRATIC.lr)
+        base = replace(QUADRATIC, backbone=args.backbone, lr=rate)
+    steps = args.steps or (3000 if args.full else base.steps)
+    return replace(base, seed=1000 * seed, device=args.device, lr=args.lr or base.lr, steps=steps)
+
+
+def track(job: Job) -> list[Row]:
+    r"""Tracks one stream and returns a row for each of its steps."""
+    tracker = KLTracker(job.dim, job.method, job.options)
+    rows = []
+    for step in range(job.steps + 1):
+        pair = scenario(job.scenario, job.dim, step)
+        truth = pair.divergence
+        tracked = tracker.update(pair.draw_pairs)
+        rows.append(
+            {
+                "task": f"{job.scenario.replace('_', '-')}-d{job.dim}",
+                "step": step,
+                "method": METHODS[job.method].label,
+                "evaluations": job.options.evaluations if METHODS[job.method].solver else 1,
+                "seed": job.options.seed // 1000,
+                "truth": truth,
+                "estimate": tracked.estimate,
+                "lag": lag(tracked, truth),
+                "history": [[step - 1 + share, value] for share, value in tracked.history],
+                "seconds": tracked.seconds,
+            }
+        )
+    return rows
+
+
+def lag(tracked: Tracked, truth: float) -> float:
+    r"""Returns the share of the updates until the estimate is within tolerance for good.
+
+    Arguments:
+        tracked: The estimates.
+        truth: The divergence, in nats.
+
+    Returns:
+        The share, in :math:`(0, 1]`; infinity would be no number of a table, so 2 says never.
+    """
+    path = [*tracked.history, (1.0, tracked.estimate)]
+    late = [i for i, (_, value) in enumerate(path) if not _within(value, truth)]
+    if not late:
+        return path[0][0]
+    return path[late[-1] + 1][0] if late[-1] + 1 < len(path) else 2.0
+
+
+def _within(estimate: float, truth: float) -> bool:
+    return abs(estimate - truth) <= max(RELATIVE * truth, ABSOLUTE)
+
+
+# The monitor's table: its mean run length, inputs before the change and after it, shifts.
+RUN_LENGTH, BEFORE, AFTER = 10_000, 1000, 3000
+DRIFTS = (0.0, 0.1, 0.25, 0.5, 1.0)
+
+
+def monitor_table(streams: int, seed: int) -> list[Row]:
+    r"""Measures alarms of a fixed detector on streams that drift from the ID data.
+
+    The ID data are :math:`\mathcal{N}(0, I)` in 20 dimensions, the reference
+    :math:`\mathcal{N}(0, 2 I)`; from input 1000 on, the stream is :math:`\mathcal{N}(0, (1 + a)
+    I)`. The detector is fitted once, in 300 steps.
+
+    Arguments:
+        streams: The number of streams a row.
+        seed: The seed.
+    """
+    dim = 20
+
+    def draw_pairs(n: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        x = torch.randn(2, n, dim, generator=generator)
+        return 2**0.5 * x[0], x[1]
+
+    fit = fit_ratio("os-dre", draw_pairs, dim, replace(QUADRATIC, steps=300, seed=seed))
+    table = []
+    for drift in DRIFTS:
+        early, delays, differences = 0, [], []
+        for stream in range(streams):
+            generator = step_generator(seed, TEST, stream, "cpu")
+            calibration = torch.randn(1000, dim, generator=generator)
+            monitor = DriftMonitor(fit.log_ratio, calibration, RUN_LENGTH, seed=stream)
+            monitor.update(torch.randn(BEFORE, dim, generator=generator))
+            early += monitor.alarm is not None
+            x = (1 + drift) ** 0.5 * torch.randn(AFTER, dim, generator=generator)
+            report = monitor.update(x)
+            differences.append(report.divergence_difference)
+            if report.alarm is not None and report.alarm > BEFORE:
+                delays.append(report.alarm - BEFORE)
+        table.append(
+            {
+                "variance": 1 + drift,
+                "streams": streams,
+                "alarms before": early,
+                "alarms after": len(delays),
+                "median delay": float(np.median(delays)) if delays else None,
+                "largest delay": max(delays) if delays else None,
+                "E_q[log r]": float(np.mean(differences)),
+                "truth": dim / 2 * (float(np.log(2)) - (1 + drift) / 2),
+            }
+        )
+    return table
+
+
+def plot(path: Path, rows: Sequence[Row]) -> None:
+    r"""Draws the divergences over the steps, and their errors, one column a scenario.
+
+    Arguments:
+        path: The image.
+        rows: The rows of :func:`track`; the first seed of each stream is drawn.
+    """
+    from matplotlib.figure import Figure
+
+    from ..files import atomic_path
+
+    first = min(r["seed"] for r in rows)
+    tasks = list(dict.fromkeys(r["task"] for r in rows))
+    figure = Figure(figsize=(0.6 + 4 * len(tasks), 6), layout="constrained")
+    axes = figure.subplots(2, len(tasks), squeeze=False, sharex="col")
+    for (top, bottom), task in zip(axes.T, tasks, strict=True):
+        own = [r for r in rows if r["task"] == task and r["seed"] == first]
+        truths = {r["step"]: r["truth"] for r in own}
+        # The truth jumps when the updates of a step begin, one unit before its number.
+        steps = sorted(truths)
+        edges = [steps[0] - 1, *steps]
+        top.stairs([truths[s] for s in steps], edges, color="black", baseline=None, label="truth")
+        for method in dict.fromkeys(r["method"] for r in own):
+            points = [p for r in own if r["method"] == method for p in r["history"]]
+            (line,) = top.plot(*zip(*points, strict=True), linewidth=1.2, label=method)
+            ends = [(r["step"], r["estimate"] - r["truth"]) for r in own if r["method"] == method]
+            bottom.plot(*zip(*ends, strict=True), "o-", color=line.get_color(), markersize=3)
+        tolerance = [max(RELATIVE * truths[s], ABSOLUTE) for s in steps]
+        bottom.fill_between(steps, [-v for v in tolerance], tolerance, color="0.85")
+        bottom.set_yscale("symlog", linthresh=1)
+        top.set_title(task)
+        bottom.set_xlabel("step")
+    axes[0, 0].set_ylabel("KL (nats), while refitting")
+    axes[1, 0].set_ylabel("error at the end of a step (nats)")
+    axes[0, 0].legend(frameon=False, fontsize=8)
+    with atomic_path(path) as temporary:
+        figure.savefig(temporary, dpi=120)

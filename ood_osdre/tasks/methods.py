@@ -1,0 +1,233 @@
+r"""The ways to estimate a density ratio on vectors: models, objectives and their options.
+
+All methods of a comparison have the same backbone and differ in what the title of the row says:
+the objective, and whether the time is in a temporal basis (one step), in the network (a solver)
+or nowhere (direct).
+"""
+
+__all__ = ["METHODS", "Context", "FitOptions", "Method"]
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Literal, NamedTuple, TypeAlias
+
+from torch import Tensor, nn
+
+from ..baselines import (
+    DirectRatio,
+    TimeConditionedConditionalMatching,
+    TimeConditionedMLP,
+    TimeConditionedRatio,
+    TimeConditionedScoreMatching,
+)
+from ..bases import RBFBasis
+from ..networks import MLP, CoefficientNetwork, Coefficients
+from ..noises import DDBINoise
+from ..objectives import (
+    ConditionalScoreMatching,
+    Draw,
+    EndPointLoss,
+    InverseVarianceWeight,
+    Objective,
+    PathDifference,
+    Ratio,
+    Term,
+    TimeScoreMatching,
+)
+from ..objectives.endpoint import EndTerm
+from ..options import Range, Section
+from ..paths import GaussianPath, Moments
+from ..ratio import OneStepRatio, RatioModel
+from .features import OrthonormalBasis, QuadraticFeatures, TimeConditionedFeatures
+
+Count: TypeAlias = Annotated[int, Range(1)]
+Positive: TypeAlias = Annotated[float, Range(0, ends="()")]
+Bound: TypeAlias = Literal["mean", "nwj", "dv", "infonce"]
+
+# The bridge's variance rate and the floor of D3RE's path, for standardised data.
+D3RE_NOISE = 0.5, 0.005
+
+
+@dataclass(frozen=True)
+class FitOptions(Section):
+    r"""How a ratio is fitted; the same for every method of a comparison.
+
+    Attributes:
+        steps: The number of steps.
+        batch_size: The number of pairs in a batch.
+        lr: The peak learning rate.
+        weight_decay: The weight decay of matrices.
+        clip: The largest gradient norm; 0 for no clipping.
+        ema: The decay of the averaged weights.
+        seed: The seed of weights and batches.
+        backbone: Features: a residual MLP, all quadratic ones, or quadratic ones within `block`.
+        features: The width of an MLP.
+        depth: The number of residual layers of an MLP.
+        block: The size of the blocks of coordinates that block-quadratic features couple.
+        kernel: The kernel of the temporal basis.
+        size: Its number of atoms.
+        sigma: The shapes of its atoms.
+        learnable: Whether the shapes are trained.
+        schedule: The schedule of the path.
+        eps: The dequantisation floor of the path, a variance of the standardised data.
+        gamma2: The variance rate of the path's bridge.
+        standardise: How points are standardised to the moments of both sources pooled: not at
+            all, by coordinate, or by the covariance, within blocks if the features have them.
+        evaluations: The number of network evaluations of solver-based methods.
+        cap: The log-ratio in nats beyond which exponential losses go on linearly.
+        device: The device.
+    """
+
+    steps: Count = 1000
+    batch_size: Count = 512
+    lr: Positive = 2e-3
+    weight_decay: Annotated[float, Range(0)] = 0.0
+    clip: Annotated[float, Range(0)] = 10.0
+    ema: Annotated[float, Range(0, 1, "[)")] = 0.99
+    seed: Annotated[int, Range(0)] = 0
+    backbone: Literal["mlp", "quadratic", "block_quadratic"] = "mlp"
+    features: Count = 128
+    depth: Count = 3
+    block: Count = 2
+    kernel: Literal["matern32", "gaussian", "imq", "rq"] = "rq"
+    size: Count = 16
+    sigma: Positive = 0.5
+    learnable: bool = False
+    schedule: Literal["linear", "trigonometric", "kumaraswamy_spherical"] = "trigonometric"
+    eps: Positive = 1e-3
+    gamma2: Annotated[float, Range(0)] = 0.0
+    standardise: Literal["no", "scale", "whiten"] = "scale"
+    evaluations: Annotated[int, Range(2)] = 50
+    cap: Positive = 50.0
+    device: str = "cpu"
+
+
+class Context(NamedTuple):
+    r"""What a method builds its model and objective from.
+
+    Attributes:
+        dim: The dimension of the vectors.
+        options: The options.
+        path: The path between the standardised sources.
+        moments: The moments of the standardised sources.
+    """
+
+    dim: int
+    options: FitOptions
+    path: GaussianPath
+    moments: Moments
+
+
+@dataclass(frozen=True)
+class Method:
+    r"""A way to estimate a ratio.
+
+    Attributes:
+        label: Its name in tables.
+        model: Builds the untrained model.
+        objective: Builds the objective.
+        kernel: Whether it has a temporal basis.
+        solver: Whether inference takes `evaluations` network evaluations rather than one.
+        bound: How a divergence is read off, see :func:`ood_osdre.tasks.estimators.divergence`.
+    """
+
+    label: str
+    model: Callable[[Context], RatioModel]
+    objective: Callable[[Context], nn.Module]
+    kernel: bool = False
+    solver: bool = False
+    bound: Bound = "mean"
+
+
+class DonskerVaradhan(EndTerm):
+    r"""The loss of MINE, :math:`\log \mathbb{E}_{p_0}[e^f] - \mathbb{E}_{p_1}[f]`, over a batch.
+
+    Its minimiser is the log-ratio up to a constant.
+
+    References:
+        | Mutual Information Neural Estimation (Belghazi et al., 2018)
+        | https://arxiv.org/abs/1801.04062
+    """
+
+    def loss(self, ratio: Ratio, draw: Draw, at: Mapping[str, Coefficients]) -> Tensor:
+        f_0, f_1 = (ratio.log_ratio_of(at[name].total) for name in self.names)
+        return f_0.logsumexp(dim=0) - math.log(len(f_0)) - f_1
+
+
+def one_step(context: Context) -> RatioModel:
+    r"""Builds a one-step ratio, on an orthonormal recombination of the basis."""
+    o = context.options
+    backbone, features = build_backbone(context)
+    basis = OrthonormalBasis(RBFBasis(o.kernel, o.size, o.sigma, learnable=o.learnable))
+    return OneStepRatio(CoefficientNetwork(backbone, features, o.size), basis)
+
+
+def direct(context: Context) -> RatioModel:
+    r"""Builds a network whose one output is the log-ratio."""
+    return DirectRatio(*build_backbone(context))
+
+
+def time_conditioned(context: Context) -> RatioModel:
+    r"""Builds a time-conditioned network under the trapezoidal rule."""
+    o = context.options
+    network: nn.Module
+    if o.backbone == "mlp":
+        network = TimeConditionedMLP(context.dim, o.features, o.depth)
+    else:
+        network = TimeConditionedFeatures(*build_backbone(context))
+    return TimeConditionedRatio(network, o.evaluations, context.path.t_range)
+
+
+def build_backbone(context: Context) -> tuple[nn.Module, int]:
+    r"""Builds the backbone of the options and returns it with its number of features."""
+    o = context.options
+    if o.backbone == "mlp":
+        return MLP(context.dim, o.features, o.depth), o.features
+    quadratic = QuadraticFeatures(context.dim, None if o.backbone == "quadratic" else o.block)
+    return quadratic, quadratic.features
+
+
+def _single(make: Callable[[Context], Term]) -> Callable[[Context], nn.Module]:
+    return lambda context: Objective({"loss": (1.0, make(context))})
+
+
+def _one_step(label: str, make: Callable[[Context], Term]) -> Method:
+    return Method(label, one_step, _single(make), kernel=True)
+
+
+def _direct(label: str, loss: str, bound: Bound = "mean") -> Method:
+    make = _single(lambda c: EndPointLoss(loss=loss, clean=True, cap=c.options.cap))
+    return Method(label, direct, make, bound=bound)
+
+
+def _d3re(context: Context) -> nn.Module:
+    # A bridge of the data's own scale: with a thin one the target's noise drowns the rest.
+    path = GaussianPath(context.path.schedule, DDBINoise(*D3RE_NOISE))
+    weight = InverseVarianceWeight(path, context.moments)
+    return TimeConditionedConditionalMatching(path, weight)
+
+
+#: The methods by name.
+METHODS: dict[str, Method] = {
+    "os-dre": _one_step("OS-DRE", lambda c: PathDifference(c.path)),
+    "os-dre-tsm": _one_step("OS-DRE (closed-form TSM)", lambda c: TimeScoreMatching(c.path)),
+    "os-dre-conditional": _one_step(
+        "OS-DRE (conditional)",
+        lambda c: ConditionalScoreMatching(c.path, InverseVarianceWeight(c.path, c.moments)),
+    ),
+    "os-dre-logistic": _one_step("OS-DRE (logistic)", lambda c: EndPointLoss(c.path)),
+    "dre-inf": Method(
+        "DRE-∞", time_conditioned, lambda c: TimeConditionedScoreMatching(c.path), solver=True
+    ),
+    "d3re": Method("D³RE", time_conditioned, _d3re, solver=True),
+    "logistic": _direct("Logistic", "logistic"),
+    "kliep": _direct("KLIEP", "kliep"),
+    "lsif": _direct("LSIF", "lsif"),
+    "chisq": _direct("ChiSq", "chisq"),
+    "pw": _direct("PW", "pw"),
+    # With f the log-ratio plus one, the bound's critic, its loss is that of KLIEP.
+    "nwj": _direct("NWJ", "kliep", bound="nwj"),
+    "infonce": _direct("InfoNCE", "infonce", bound="infonce"),
+    "mine": Method("MINE", direct, _single(lambda c: DonskerVaradhan(clean=True)), bound="dv"),
+}

@@ -1,0 +1,284 @@
+r"""Mutual information as the divergence of a joint distribution from the product of its marginals.
+
+With :math:`p_1` the joint distribution of :math:`(x, y)` and :math:`p_0` the product of their
+marginals, :math:`I(x; y) = \mathbb{E}_{p_1}[\log p_1 / p_0]` in nats. Every task here has its truth
+in closed form:
+
+- **Gaussians** of :math:`d = 40, \dots, 160` dimensions and 10 to 40 nats, and of 320 and 640
+  dimensions and 80 and 160 nats: more than any bound that takes exponentials of the ratio can
+  reach. Features are quadratic, which can represent the truth, or those of an MLP.
+- **Pathological** pairs of scalars: heavy tails, sharp curvature, hard edges
+  (:mod:`ood_osdre.tasks.dependence`).
+
+Estimates are expectations over held-out points, at least :math:`10^5` for the Gaussians.
+"""
+
+__all__ = ["add_arguments", "mutual_information", "run"]
+
+import argparse
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import torch
+
+from ..bases import KERNELS
+from ..data.batches import step_generator
+from ..errors import UserError
+from .dependence import NormalScores, dependence_task
+from .estimators import METHODS, DrawPairs, FitOptions, divergence, fit_ratio
+from .gaussians import correlated_pairs
+from .information import ksg, mutual_information
+from .reports import Row, add_common_arguments, announce, run_jobs, summarise, write_report
+
+Backbone: TypeAlias = Literal["mlp", "quadratic", "block_quadratic"]
+
+# The stream of held-out points, apart from those of training.
+TEST = 100
+
+# Dimensions and mutual information of the Gaussian tasks.
+GAUSSIANS = ((40, 10.0), (80, 20.0), (120, 30.0), (160, 40.0))
+LARGE = ((320, 80.0), (640, 160.0))
+QUADRATIC = FitOptions(
+    backbone="block_quadratic", standardise="whiten", lr=1.0, steps=1000, batch_size=512
+)
+# Peak learning rates on quadratic features, each the best of a grid on a seed of its own.
+RATES = {"dre-inf": 3e-3, "d3re": 3e-3, "logistic": 0.03, "nwj": 0.01, "infonce": 0.03}
+PERCEPTRON = FitOptions(features=256, depth=3, lr=2e-3, standardise="whiten", steps=2000)
+
+SCALARS = FitOptions(features=64, depth=3, lr=2e-3, steps=1000, batch_size=512, eps=1e-4)
+LEVELS = {
+    "gauss": (0.0, 0.5, 0.9),
+    "half-cube": (0.5, 0.9),
+    "asinh": (0.5, 0.9),
+    "additive-noise": (0.2, 0.9),
+    "gamma-exp": (0.5, 1.8),
+}
+FULL_LEVELS = {
+    "gauss": (0.0, 0.2, 0.4, 0.6, 0.8, 0.9, 0.95),
+    "half-cube": (0.2, 0.4, 0.6, 0.8, 0.9),
+    "half-cube-both": (0.2, 0.4, 0.6, 0.8, 0.9),
+    "asinh": (0.2, 0.4, 0.6, 0.8, 0.9),
+    "additive-noise": (0.1, 0.2, 0.4, 0.6, 0.9),
+    "gamma-exp": (0.5, 1.0, 1.8, 3.0, 5.0),
+}
+SCALAR_METHODS = ("os-dre", "os-dre-logistic", "logistic", "nwj", "infonce", "mine", "ksg")
+KSG_POINTS = 5000
+
+
+@dataclass(frozen=True)
+class Job:
+    r"""One fit: of `gaussian-pairs` (`dim`, `level` nats) or of a family of scalars at a level."""
+
+    family: str
+    dim: int
+    level: float
+    method: str
+    options: FitOptions
+    held_out: int
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    r"""Adds the options of the subcommand `mi`."""
+    add_common_arguments(parser, "mi")
+    add = parser.add_argument
+    add("--suite", choices=("gaussian", "pathological", "all"), default="all")
+    add("--methods", nargs="+", metavar="NAME", help="rows, in place of the default ones")
+    add("--dims", nargs="+", type=int, metavar="D", help="dimensions of the Gaussian tasks")
+    add(
+        "--backbones",
+        nargs="+",
+        choices=("mlp", "quadratic", "block_quadratic"),
+        default=["block_quadratic", "mlp"],
+        help="features for the Gaussian tasks (default: block_quadratic mlp)",
+    )
+    add("--kernels", nargs="+", choices=tuple(KERNELS), default=list(KERNELS))
+
+
+def run(args: argparse.Namespace) -> int:
+    r"""Runs the suites, prints their tables and writes them.
+
+    Raises:
+        UserError: If a method or dimension is unknown.
+    """
+    for name in args.methods or ():
+        if name not in METHODS and name != "ksg":
+            raise UserError(
+                f"--methods: got {name!r}, expected some of {', '.join(METHODS)}, ksg."
+            )
+    suites = ("gaussian", "pathological") if args.suite == "all" else (args.suite,)
+    for suite in suites:
+        jobs = gaussian_jobs(args) if suite == "gaussian" else pathological_jobs(args)
+        rows = run_jobs(estimate, jobs, args.jobs, not args.quiet)
+        keys = ["task", "method", "kernel", "features", "evaluations"]
+        table = summarise(rows, keys)
+        notes = [NOTES[suite]]
+        config = {k: v for k, v in vars(args).items() if k not in ("out", "run")}
+        text = write_report(
+            args.out, f"mi-{suite}", TITLES[suite], table, rows, config | {"suite": suite}, notes
+        )
+        plot(args.out / f"mi-{suite}.png", TITLES[suite], table)
+        announce(text, args.out)
+    return 0
+
+
+TITLES = {
+    "gaussian": "Mutual information of high-dimensional Gaussians (nats)",
+    "pathological": "Mutual information of pathological pairs (nats)",
+}
+NOTES = {
+    "gaussian": "Means over held-out points; seconds are those of training. Correlation "
+    "sqrt(1 - exp(-4 I / d)), which is 0.795 for I = d / 4.",
+    "pathological": "All see normal scores of the coordinates. KSG sees "
+    f"{KSG_POINTS} points, once; the others train on fresh draws.",
+}
+
+
+def gaussian_jobs(args: argparse.Namespace) -> list[Job]:
+    r"""Lists the fits of the Gaussian suite."""
+    known = dict(GAUSSIANS + LARGE)
+    dims = args.dims or list(known if args.full else dict(GAUSSIANS))
+    unknown = [d for d in dims if d not in known]
+    if unknown:
+        raise UserError(
+            f"--dims: got {unknown[0]}, expected some of {', '.join(map(str, known))}."
+        )
+    seeds = args.seeds or 3
+    methods = args.methods or ["os-dre", "dre-inf", "d3re", "logistic", "nwj", "infonce"]
+    jobs = []
+    for dim in dims:
+        for backbone in args.backbones:
+            for method in (m for m in methods if m != "ksg"):
+                kernels = args.kernels if METHODS[method].kernel else [None]
+                # An MLP says nothing about kernels that the features that can fit do not.
+                for kernel in kernels[:1] if backbone == "mlp" else kernels:
+                    for seed in range(args.seed, args.seed + seeds):
+                        options = _gaussian_options(args, method, backbone, dim)
+                        options = replace(options, seed=seed, kernel=kernel or "rq")
+                        jobs.append(
+                            Job("gaussian-pairs", dim, known[dim], method, options, 100_000)
+                        )
+    return jobs
+
+
+def _gaussian_options(
+    args: argparse.Namespace, method: str, backbone: Backbone, dim: int
+) -> FitOptions:
+    if backbone == "mlp":
+        base = replace(PERCEPTRON, steps=20_000) if args.full else PERCEPTRON
+    else:
+        base = replace(QUADRATIC, backbone=backbone, lr=RATES.get(method, QUADRATIC.lr))
+        if dim > 160:
+            base = replace(base, steps=2000)
+    return _common(args, base)
+
+
+def pathological_jobs(args: argparse.Namespace) -> list[Job]:
+    r"""Lists the fits of the pathological suite."""
+    seeds = args.seeds or (5 if args.full else 1)
+    methods = args.methods or [*SCALAR_METHODS, *(["dre-inf", "d3re"] if args.full else [])]
+    options = _common(args, replace(SCALARS, steps=4000) if args.full else SCALARS)
+    return [
+        Job(family, 2, level, method, replace(options, seed=seed), 20_000)
+        for family, levels in (FULL_LEVELS if args.full else LEVELS).items()
+        for level in levels
+        for method in methods
+        for seed in range(args.seed, args.seed + seeds)
+    ]
+
+
+def _common(args: argparse.Namespace, options: FitOptions) -> FitOptions:
+    options = replace(options, device=args.device, lr=args.lr or options.lr)
+    return replace(options, steps=args.steps) if args.steps else options
+
+
+def estimate(job: Job) -> list[Row]:
+    r"""Runs one fit and returns its row."""
+    generator = step_generator(job.options.seed, TEST, 0, job.options.device)
+    draw_pairs: DrawPairs
+    if job.family == "gaussian-pairs":
+        pair = correlated_pairs(job.dim, job.level)
+        name, truth, draw_pairs = pair.id, pair.divergence, pair.draw_pairs
+    else:
+        task = dependence_task(job.family, job.level)
+        name, truth = task.id, task.truth
+        draw_pairs = _normal_scores(task.draw_pairs, generator)
+    if job.method == "ksg":
+        x, y = draw_pairs(KSG_POINTS, generator)[1].T
+        started = time.monotonic()
+        value = ksg(x, y)
+        return [_row(job, name, truth, value, time.monotonic() - started, 0.0)]
+
+    fit = fit_ratio(job.method, draw_pairs, job.dim, job.options)
+    x_0, x_1 = draw_pairs(job.held_out, generator)
+    started = time.monotonic()
+    value = divergence(fit, x_0, x_1)
+    return [_row(job, name, truth, value, fit.seconds, time.monotonic() - started)]
+
+
+def _normal_scores(draw_pairs: DrawPairs, generator: torch.Generator) -> DrawPairs:
+    scores = NormalScores(torch.cat(draw_pairs(20_000, generator)))
+
+    def draw(n: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        x_0, x_1 = draw_pairs(n, generator)
+        return scores(x_0), scores(x_1)
+
+    return draw
+
+
+def _row(job: Job, task: str, truth: float, value: float, seconds: float, score: float) -> Row:
+    method = METHODS.get(job.method)
+    features = "-" if method is None else job.options.backbone
+    return {
+        "task": task,
+        "method": "KSG" if method is None else method.label,
+        "kernel": job.options.kernel if method and method.kernel else "-",
+        "features": features,
+        "evaluations": job.options.evaluations if method and method.solver else 1,
+        "seed": job.options.seed,
+        "truth": truth,
+        "estimate": value,
+        "seconds": seconds,
+        "score_seconds": score,
+    }
+
+
+def plot(path: Path, title: str, table: Sequence[Row]) -> None:
+    r"""Draws the estimates against the truth, one panel a kind of features.
+
+    Arguments:
+        path: The image.
+        title: The title.
+        table: The summary.
+    """
+    from matplotlib.figure import Figure
+
+    from ..files import atomic_path
+
+    kinds = sorted({row["features"] for row in table} - {"-"})
+    figure = Figure(figsize=(0.6 + 4.2 * len(kinds), 3.8), layout="constrained")
+    figure.suptitle(title)
+    for ax, kind in zip(figure.subplots(1, len(kinds), squeeze=False)[0], kinds, strict=True):
+        shown = [row for row in table if row["features"] in (kind, "-")]
+        ends = [min(r["truth"] for r in shown), max(r["truth"] for r in shown)]
+        ax.plot(ends, ends, color="black", linewidth=1, label="truth")
+        for label in dict.fromkeys((r["method"], r["kernel"]) for r in shown):
+            points = [r for r in shown if (r["method"], r["kernel"]) == label]
+            name = label[0] if label[1] == "-" else " ".join(label)
+            ax.errorbar(
+                [r["truth"] for r in points],
+                [r["mean"] for r in points],
+                [r["std"] or 0.0 for r in points],
+                fmt="o",
+                markersize=4,
+                alpha=0.7,
+                label=name,
+            )
+        ax.set_title(kind)
+        ax.set_xlabel("truth (nats)")
+        ax.set_ylabel("estimate (nats)")
+        ax.legend(fontsize=7, frameon=False)
+    with atomic_path(path) as temporary:
+        figure.savefig(temporary, dpi=120)

@@ -1,0 +1,287 @@
+r"""Tests of densities from ratios: the likelihood, the suites and their command."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from ood_osdre.networks import Coefficients
+from ood_osdre.objectives import Draw
+from ood_osdre.ratio import RatioModel
+from ood_osdre.tasks import images, tables_density
+from ood_osdre.tasks import planar as planar_suite
+from ood_osdre.tasks.__main__ import main
+from ood_osdre.tasks.density import average
+from ood_osdre.tasks.density_methods import (
+    PLANAR_METHODS,
+    FourierFeatures,
+    NormalisedLikelihood,
+)
+from ood_osdre.tasks.estimators import fit_ratio
+from ood_osdre.tasks.images import ImageJob, dequantised_digits, estimate_image
+from ood_osdre.tasks.mixtures import GaussianMixture, isotropic
+from ood_osdre.tasks.partition import LogMass, grid_mass, log_normal
+from ood_osdre.tasks.planar import (
+    OPTIONS,
+    PlanarJob,
+    draw_pairs_of,
+    estimate_planar,
+    log_density,
+)
+from ood_osdre.tasks.tables_density import TableJob, estimate_table, whitened
+from ood_osdre.tasks.toy import planar_set
+
+
+class Quadratic(RatioModel):
+    r"""The log-ratio log c - a |x|^2 / 2, of a Gaussian with mass c (1 + a)^(-d/2)."""
+
+    def __init__(self, a: float, c: float = 1.0) -> None:
+        super().__init__()
+        self.a, self.c = a, c
+
+    def coefficients(self, x: Tensor) -> Coefficients:
+        return Coefficients(math.log(self.c) - self.a * x.square().sum(1, keepdim=True) / 2)
+
+    def log_ratio_of(self, h: Tensor) -> Tensor:
+        return h.squeeze(-1)
+
+
+def draw_of(x_1: Tensor) -> Draw:
+    noise, probe = torch.randn(2, *x_1.shape)
+    return Draw(torch.full_like(x_1, math.nan), x_1, torch.rand(len(x_1)), noise, probe=probe)
+
+
+PROPOSALS = {
+    "reference": isotropic(3),
+    "wide": isotropic(3, 1.6),
+    "mixture": GaussianMixture(
+        torch.tensor([[0.5, 0.0, 0.0], [-1.0, 0.0, 1.0]], dtype=torch.float64),
+        torch.stack([1.2 * torch.eye(3), 1.5 * torch.eye(3)]).double(),
+        torch.tensor([0.3, 0.7], dtype=torch.float64),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PROPOSALS)
+def test_likelihood_is_the_kliep_loss_whatever_the_proposal(name: str) -> None:
+    model = Quadratic(0.8, c=1.7)
+    draw = draw_of(torch.randn(100_000, 3) * 0.7)
+    term = NormalisedLikelihood(PROPOSALS[name])
+    at = {k: model.coefficients(x) for k, x in term.points(draw).items()}
+    loss = term.loss(cast(Any, model), draw, at)
+    mass = loss + model.log_ratio(draw.x_1)
+    truth = 1.7 * (1 + 0.8) ** -1.5
+    assert abs(mass.mean() - truth) < 5 * mass.std() / math.sqrt(len(mass))
+
+
+def test_likelihood_uses_the_interval_of_times() -> None:
+    # Times on [0.25, 0.75] still choose both components in the right proportions.
+    mixture = GaussianMixture(
+        torch.tensor([[-5.0], [5.0]]), 0.1 * torch.ones(2, 1, 1), torch.tensor([0.2, 0.8])
+    )
+    draw = draw_of(torch.randn(4000, 1))._replace(t=0.25 + torch.rand(4000) / 2)
+    y = NormalisedLikelihood(mixture, (0.25, 0.75)).points(draw)["proposal"]
+    assert abs((y > 0).double().mean() - 0.8) < 0.03
+    with pytest.raises(ValueError, match="probe"):
+        NormalisedLikelihood(mixture).points(draw._replace(probe=None))
+
+
+def test_fourier_features_have_the_frequencies_they_say() -> None:
+    features = FourierFeatures(2, size=8, lowest=0.5, highest=4.0)
+    norms = features.waves.norm(dim=1)
+    torch.testing.assert_close(norms[[0, -1]], torch.tensor([0.5, 4.0]))
+    x = torch.randn(5, 2)
+    y = features(x)
+    assert y.shape == (5, features.features)
+    torch.testing.assert_close(y[:, :2], x)
+    torch.testing.assert_close(y[:, 2:10] ** 2 + y[:, 10:] ** 2, torch.ones(5, 8))
+
+
+def test_planar_likelihood_is_normalised_and_close() -> None:
+    options = replace(OPTIONS, steps=150, batch_size=256, features=32, depth=2, lr=5e-3)
+    planar = planar_set("moons")
+    fit = fit_ratio(PLANAR_METHODS["os-dre"], draw_pairs_of(planar), 2, options)
+    x = planar.sample(2000, torch.Generator().manual_seed(9))
+    mass = grid_mass(lambda y: log_density(fit, y), size=121)
+    kl = (planar.log_density(x) - log_density(fit, x)).mean() + mass.value
+    before = (planar.log_density(x) - log_normal(x)).mean()
+    assert abs(mass.value) < 0.1
+    assert kl < before / 10
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planar_suite, "SIZE", 41)
+    monkeypatch.setattr(planar_suite, "PIXELS", 32)
+    monkeypatch.setattr(planar_suite, "HELD_OUT", 500)
+    small = replace(OPTIONS, steps=3, batch_size=32, features=8, depth=1)
+    monkeypatch.setattr(planar_suite, "OPTIONS", small)
+
+
+def test_rows_of_the_planar_suite_agree_with_each_other(small: None) -> None:
+    rows = estimate_planar(PlanarJob("checkerboard", "d3re", planar_suite.OPTIONS))
+    assert [row["evaluations"] for row in rows] == [2, 5, 10]
+    for row in rows:
+        assert row["normalised_nll"] == pytest.approx(row["nll"] + row["log_mass"])
+        assert row["kl"] == pytest.approx(row["normalised_nll"] - row["entropy"])
+        assert row["entropy"] == pytest.approx(math.log(32))
+        # Untrained, the density is about N(0, I).
+        assert abs(row["log_mass"]) < 0.5
+        assert row["image"].max() == pytest.approx(1 / (2 * math.pi), rel=0.3)
+
+
+def test_all_planar_methods_see_the_same_features() -> None:
+    options = replace(OPTIONS, steps=1, batch_size=16, features=8, depth=1)
+    planar = planar_set("8gaussians")
+    waves = []
+    for method in PLANAR_METHODS.values():
+        fit = fit_ratio(method, draw_pairs_of(planar), 2, options)
+        waves.append(next(b for k, b in fit.model.named_buffers() if k.endswith("waves")))
+        assert fit.log_ratio(torch.zeros(3, 2)).shape == (3,)
+    for other in waves[1:]:
+        torch.testing.assert_close(other, waves[0])
+
+
+def test_whitening_keeps_densities() -> None:
+    factor = torch.tensor([[2.0, 0.0], [1.9, 0.1]])
+    train = torch.randn(50_000, 2) @ factor.T + 3
+    data = whitened(train, train[:10], train[10:20])
+    torch.testing.assert_close(data.train.T.cov(), torch.eye(2), atol=1e-5, rtol=0)
+    # For Gaussian data the whitened reference is the data's own density.
+    truth = torch.distributions.MultivariateNormal(torch.full((2,), 3.0), scale_tril=factor)
+    ours = log_normal(data.test) + data.log_volume
+    torch.testing.assert_close(ours, truth.log_prob(train[10:20]), atol=0.1, rtol=0)
+
+
+@pytest.mark.parametrize("whiten", [False, True])
+def test_rows_of_the_tabular_suite(whiten: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables_density, "DRAWS", 2000)
+    options = replace(
+        tables_density.OPTIONS, steps=20, batch_size=64, features=8, depth=1, lr=0.01
+    )
+    (row,) = estimate_table(TableJob("iris", "os-dre-likelihood", options, None, whiten))
+    assert row["dim"] == 4
+    assert row["p0"] == ("whitened" if whiten else "standard")
+    assert row["normalised_nll"] - row["nll"] in (
+        pytest.approx(row["log_mass"]),
+        pytest.approx(row["log_mass_ais"]),
+    )
+    assert abs(row["log_mass"] - row["log_mass_ais"]) < 5 * (
+        row["log_mass_error"] + row["log_mass_ais_error"]
+    )
+    # Hardly trained, the density is about that of the reference: a Gaussian with the data's
+    # covariance, which is a far better one, or without.
+    assert row["normalised_nll"] < (4.5 if whiten else 6.5)
+
+
+@pytest.mark.parametrize(
+    ("importance", "annealed", "chosen"),
+    [
+        (LogMass(1.0, 0.1, 500), None, 1.0),
+        (LogMass(1.0, 0.1, 500), LogMass(1.2, 0.1, 9), 1.0),  # within errors
+        (LogMass(1.0, 0.1, 500), LogMass(0.2, 0.01, 9), 1.0),  # annealing missed a mode
+        (LogMass(1.0, 0.1, 500), LogMass(9.0, 0.1, 9), 9.0),  # the proposal missed one
+        (LogMass(1.0, 0.5, 5), LogMass(1.4, 0.1, 9), 1.4),  # few draws
+        (LogMass(1.0, 0.5, 5), LogMass(0.4, 0.1, 9), 1.0),
+    ],
+)
+def test_which_mass_is_trusted(
+    importance: LogMass, annealed: LogMass | None, chosen: float
+) -> None:
+    assert tables_density.trusted(importance, annealed) == chosen
+
+
+def test_solver_rows_of_the_tabular_suite(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables_density, "DRAWS", 500)
+    options = replace(tables_density.OPTIONS, steps=3, batch_size=32, features=8, depth=1)
+    rows = estimate_table(TableJob("wine", "d3re", options, None, False))
+    assert [row["evaluations"] for row in rows] == [10, 50]
+    assert rows[0]["log_mass_ais"] is None
+
+
+def test_average_over_seeds() -> None:
+    rows = [
+        {"set": "a", "seed": 0, "x": 1.0, "y": None},
+        {"set": "a", "seed": 1, "x": 2.0, "y": None},
+        {"set": "b", "seed": 0, "x": 5.0, "y": 1.0},
+    ]
+    assert average(rows, ("set",)) == [
+        {"set": "a", "seeds": 2, "x": 1.5, "y": None},
+        {"set": "b", "seeds": 1, "x": 5.0, "y": 1.0},
+    ]
+
+
+def test_command_writes_table_record_and_figure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], small: None
+) -> None:
+    arguments = ["density", "--sets", "moons", "--methods", "os-dre", "d3re"]
+    assert main([*arguments, "--steps", "2", "--quiet", "--out", str(tmp_path)]) == 0
+    assert "| moons | OS-DRE (likelihood) | rq | 1 |" in capsys.readouterr().out
+    record = json.loads((tmp_path / "density-planar.json").read_text())
+    assert [r["evaluations"] for r in record["results"]["rows"]] == [1, 2, 5, 10]
+    assert all("image" not in r for r in record["results"]["rows"])
+    with Image.open(tmp_path / "density-planar.png") as image:
+        assert image.format == "PNG"
+        assert len(np.unique(np.asarray(image))) > 10
+    assert (tmp_path / "density-planar.png").stat().st_size < 300_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--sets", "moon"], "--sets: got 'moon'"),
+        (["--methods", "nwj"], "--methods: got 'nwj'"),
+        (["--suite", "tabular", "--sets", "rocks"], "--sets: got 'rocks'"),
+        (["--suite", "tabular", "--sets", "power"], "table power: no data root"),
+        (["--suite", "tabular", "--methods", "flow"], "--methods: got 'flow'"),
+    ],
+)
+def test_command_refuses_in_one_line(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["density", "--quiet", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_bits_of_the_gaussian_are_those_of_its_log_density() -> None:
+    # An independent computation, in levels; a level is a bin of width one.
+    data = dequantised_digits()
+    (row,) = estimate_image(ImageJob("gaussian", images.OPTIONS))
+    assert row["dim"] == 64
+    # The entropy of the noise alone is no bits, and 17 levels need no more than log2 17 each.
+    assert 0 < row["normalised_bits"] < math.log2(17)
+    # Mixing the whitened coordinates back: log|L| is half the log-determinant of the covariance.
+    assert len(data.train) == images.COPIES * 1438
+    from sklearn.datasets import load_digits
+
+    levels = np.random.default_rng(0).permutation(load_digits().data)
+    cov = np.cov(levels[:1438].T) + np.eye(64) / 12
+    slogdet = np.linalg.slogdet(cov)[1] / 2
+    assert -data.log_volume == pytest.approx(slogdet, abs=0.5)
+
+
+def test_images_by_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(images, "OPTIONS", replace(images.OPTIONS, features=8, batch_size=32))
+    monkeypatch.setattr(images, "COPIES", 1)
+    monkeypatch.setattr(tables_density, "DRAWS", 200)
+    arguments = ["density", "--suite", "images", "--methods", "os-dre-likelihood", "--steps", "2"]
+    assert main([*arguments, "--quiet", "--out", str(tmp_path)]) == 0
+    assert "| digits | 64 | OS-DRE (likelihood) | rq |" in capsys.readouterr().out
+    rows = json.loads((tmp_path / "density-images.json").read_text())["results"]["rows"]
+    gaussian, ours = rows
+    assert ours["normalised_bits"] == pytest.approx(
+        ours["bits"] + ours["log_mass"] / (64 * math.log(2))
+    )
+    # Hardly trained, the ratio to the whitened reference is about one.
+    assert ours["normalised_bits"] == pytest.approx(gaussian["normalised_bits"], abs=0.1)

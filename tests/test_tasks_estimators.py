@@ -1,0 +1,287 @@
+r"""Tests for the ood_osdre.tasks.estimators, methods and features modules."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Generator, Tensor, nn
+
+from ood_osdre.bases import KERNELS, RBFBasis
+from ood_osdre.errors import UserError
+from ood_osdre.networks import Coefficients
+from ood_osdre.quadrature import composite_rule
+from ood_osdre.ratio import RatioModel
+from ood_osdre.tasks.estimators import METHODS, Affine, FitOptions, RatioFit, divergence, fit_ratio
+from ood_osdre.tasks.features import OrthonormalBasis, QuadraticFeatures, TimeConditionedFeatures
+from ood_osdre.tasks.methods import DonskerVaradhan
+
+QUICK = FitOptions(steps=150, batch_size=256, lr=0.1, backbone="quadratic", size=8, evaluations=20)
+
+
+def shifted(n: int, generator: Generator) -> tuple[Tensor, Tensor]:
+    r"""Draws N(0, I) and N((1, 0), I), whose log-ratio is x_1 - 1/2."""
+    x = torch.randn(2, n, 2, generator=generator)
+    return x[0], x[1] + torch.tensor([1.0, 0.0])
+
+
+def test_quadratic_features_are_orthonormal_under_the_standard_normal() -> None:
+    x, w = np.polynomial.hermite_e.hermegauss(4)
+    grid = torch.cartesian_prod(*[torch.as_tensor(x)] * 3)
+    weights = torch.cartesian_prod(*[torch.as_tensor(w / w.sum())] * 3).prod(dim=1)
+    features = QuadraticFeatures(3)
+    values = features(grid)
+
+    assert values.shape == (64, features.features) == (64, 9)
+    gram = values.T @ (weights[:, None] * values)
+    assert torch.allclose(gram, torch.eye(9), atol=1e-12)
+    assert torch.allclose(weights @ values, torch.zeros(9), atol=1e-12)
+
+
+def test_block_features_couple_coordinates_of_a_block_only() -> None:
+    x = torch.randn(5, 5)
+    values = QuadraticFeatures(5, block=2)(x)
+
+    assert values.shape == (5, 12)
+    assert torch.allclose(values[:, 10:], torch.stack([x[:, 0] * x[:, 1], x[:, 2] * x[:, 3]], 1))
+    assert QuadraticFeatures(4, block=1).features == 8
+    with pytest.raises(ValueError, match="'block' should be at least 1, got 0"):
+        QuadraticFeatures(4, block=0)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_orthonormal_basis_is_orthonormal_and_integrates_itself(kernel: str) -> None:
+    inner = RBFBasis(kernel, size=6, sigma=0.3).requires_grad_(False)
+    basis = OrthonormalBasis(inner, ridge=1e-12)
+    t, w = map(torch.as_tensor, composite_rule(np.linspace(0, 1, 41), nodes=8))
+    values = basis(t)
+
+    assert torch.allclose(values.T @ (w[:, None] * values), 6 * torch.eye(6), atol=1e-4)
+    assert torch.allclose(basis.integral(), w @ values, atol=1e-8)
+    # The derivative is that of forward-mode differentiation.
+    inside = t[(t[:, None] - inner.centers).abs().min(dim=1).values > 1e-3]
+    assert torch.allclose(
+        basis.derivative(inside), super(OrthonormalBasis, basis).derivative(inside)
+    )
+    # The span is that of the basis: no residual is left of a regression on it.
+    weights = torch.linalg.lstsq(inner(t), values).solution
+    assert torch.allclose(inner(t) @ weights, values, atol=1e-6)
+
+
+def test_orthonormal_basis_needs_a_ridge() -> None:
+    with pytest.raises(ValueError, match="'ridge' should be positive, got 0"):
+        OrthonormalBasis(RBFBasis(size=3), ridge=0.0)
+
+
+def test_time_conditioned_features_start_at_zero_and_depend_on_time() -> None:
+    network = TimeConditionedFeatures(QuadraticFeatures(2), 5)
+    x, t = torch.randn(7, 2), torch.rand(7)
+    assert torch.equal(network(x, t), torch.zeros(7))
+
+    nn.init.normal_(network.head.weight)
+    assert network(x, t).shape == (7,)
+    assert not torch.allclose(network(x, t), network(x, t / 2))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_learns_a_shift(method: str) -> None:
+    # A smaller shift than elsewhere: least squares wants the fourth moment of the ratio.
+    def slightly(n: int, generator: Generator) -> tuple[Tensor, Tensor]:
+        x = torch.randn(2, n, 2, generator=generator)
+        return x[0], x[1] + torch.tensor([0.5, 0.0])
+
+    options = replace(QUICK, lr=0.01 if METHODS[method].solver else 0.03)
+    if method == "os-dre-conditional":
+        options = replace(options, gamma2=0.5, eps=0.005)
+    fit = fit_ratio(method, slightly, 2, options)
+    x = torch.randn(512, 2)
+    estimate, truth = fit.log_ratio(x), x[:, 0] / 2 - 0.125
+
+    # InfoNCE and MINE know the ratio up to a constant.
+    if METHODS[method].bound in ("infonce", "dv"):
+        estimate, truth = estimate - estimate.mean(), truth - truth.mean()
+    if method == "chisq":
+        truth = truth - math.log(1.2)
+    assert (estimate - truth).abs().mean() < 0.2
+    assert torch.corrcoef(torch.stack([estimate, truth]))[0, 1] > 0.9
+    assert fit.seconds > 0
+    assert fit.parameters > 0
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_every_kernel_finds_the_divergence(kernel: str) -> None:
+    fit = fit_ratio("os-dre", shifted, 2, replace(QUICK, kernel=kernel, steps=300))
+    x_0, x_1 = shifted(20_000, Generator().manual_seed(1))
+
+    assert divergence(fit, x_0, x_1) == pytest.approx(0.5, abs=0.04)
+
+
+def test_a_fit_depends_on_its_seed_alone() -> None:
+    options = replace(QUICK, steps=5, backbone="mlp", features=8, lr=1e-2)
+    x = torch.randn(10, 2)
+    state = torch.get_rng_state()
+    first = fit_ratio("os-dre", shifted, 2, options).log_ratio(x)
+
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(5)
+    assert torch.equal(fit_ratio("os-dre", shifted, 2, options).log_ratio(x), first)
+    other = fit_ratio("os-dre", shifted, 2, replace(options, seed=1)).log_ratio(x)
+    assert not torch.allclose(other, first)
+
+
+@pytest.mark.parametrize("standardise", ["scale", "whiten"])
+def test_affine_maps_of_the_data_leave_the_ratio(standardise: str) -> None:
+    options = replace(QUICK, steps=20, standardise=standardise)
+    x = torch.randn(10, 2)
+
+    def stretched(n: int, generator: Generator) -> tuple[Tensor, Tensor]:
+        x_0, x_1 = shifted(n, generator)
+        return move(x_0), move(x_1)
+
+    def move(x: Tensor) -> Tensor:
+        return x * torch.tensor([100.0, 0.01]) + 7
+
+    plain = fit_ratio("os-dre", shifted, 2, options).log_ratio(x)
+    moved = fit_ratio("os-dre", stretched, 2, options).log_ratio(move(x))
+    assert torch.allclose(plain, moved, atol=1e-6)
+
+
+def test_whitening_decorrelates_within_blocks_only() -> None:
+    mix = torch.randn(4, 4)
+
+    def pairs(n: int, generator: Generator) -> tuple[Tensor, Tensor]:
+        x = torch.randn(2, n, 4, generator=generator) @ mix.T
+        return x[0], x[1]
+
+    x = torch.cat(pairs(50_000, Generator().manual_seed(3)))
+    options = replace(QUICK, steps=1, standardise="whiten")
+    full = fit_ratio("os-dre", pairs, 4, options).standardise
+    assert torch.allclose(torch.cov(full(x).T), torch.eye(4), atol=0.05)
+
+    block = fit_ratio("os-dre", pairs, 4, replace(options, backbone="block_quadratic")).standardise
+    assert torch.equal(block.matrix[:2, 2:], torch.zeros(2, 2))
+    assert torch.allclose(torch.cov(block(x).T)[:2, :2], torch.eye(2), atol=0.05)
+
+
+def test_a_constant_coordinate_does_no_harm() -> None:
+    def pairs(n: int, generator: Generator) -> tuple[Tensor, Tensor]:
+        return tuple(torch.cat([x, torch.full((n, 1), 3.0)], dim=1) for x in shifted(n, generator))
+
+    fit = fit_ratio("os-dre", pairs, 3, replace(QUICK, steps=3))
+    assert torch.isfinite(fit.log_ratio(torch.randn(5, 3))).all()
+
+
+def test_a_warm_start_goes_on_from_the_fit() -> None:
+    first = fit_ratio("os-dre", shifted, 2, QUICK)
+    still = replace(QUICK, steps=1, lr=1e-12, seed=9)
+    second = fit_ratio("os-dre", shifted, 2, still, initial=first)
+    x = torch.randn(10, 2)
+
+    assert torch.allclose(second.log_ratio(x), first.log_ratio(x), atol=1e-6)
+    assert second.standardise is first.standardise
+    # The first fit is not trained on.
+    before = first.log_ratio(x)
+    fit_ratio("os-dre", shifted, 2, replace(QUICK, steps=5), initial=first)
+    assert torch.equal(first.log_ratio(x), before)
+
+
+def test_held_out_points_select_the_step() -> None:
+    held_out = shifted(500, Generator().manual_seed(2))
+    few = shifted(20, Generator().manual_seed(4))
+
+    def twenty(n: int, generator: Generator) -> tuple[Tensor, Tensor]:
+        i, j = torch.randint(20, (2, n), generator=generator)
+        return few[0][i], few[1][j]
+
+    options = replace(QUICK, backbone="mlp", features=32, lr=0.02, steps=100)
+    fit = fit_ratio("logistic", twenty, 2, options, held_out=held_out)
+    scores = [entry["held_out"] for entry in fit.history]
+    f_0, f_1 = map(fit.log_ratio, held_out)
+    kept = -(nn.functional.softplus(f_0) + nn.functional.softplus(-f_1)).mean().item()
+
+    assert len(scores) == 20
+    assert kept == pytest.approx(max(scores))
+    assert scores[-1] < max(scores)
+
+
+def test_watching_enters_the_history_and_selects_nothing() -> None:
+    seen: list[RatioFit] = []
+
+    def watch(fit: RatioFit) -> dict[str, float]:
+        seen.append(fit)
+        return {"at_zero": fit.log_ratio(torch.zeros(1, 2)).item()}
+
+    fit = fit_ratio("os-dre", shifted, 2, replace(QUICK, steps=40), watch=watch)
+    assert [h["step"] for h in fit.history] == list(range(2, 41, 2))
+    assert fit.history[-1]["at_zero"] == fit.log_ratio(torch.zeros(1, 2)).item()
+
+
+class Fixed(RatioModel):
+    r"""The exact log-ratio of N(1, 1) to N(0, 1), plus a constant."""
+
+    def __init__(self, constant: float = 0.0) -> None:
+        super().__init__()
+        self.constant = constant
+
+    def coefficients(self, x: Tensor) -> Coefficients:
+        return Coefficients(x - 0.5 + self.constant)
+
+    def log_ratio_of(self, h: Tensor) -> Tensor:
+        return h[..., 0]
+
+
+def fixed(method: str, constant: float = 0.0, batch_size: int = 64) -> RatioFit:
+    identity = Affine(torch.zeros(1), torch.ones(1))
+    options = FitOptions(batch_size=batch_size)
+    return RatioFit(METHODS[method], Fixed(constant), options, identity, 1.0, [])
+
+
+def test_bounds_are_tight_at_the_truth() -> None:
+    x = torch.randn(2, 200_000, 1)
+    x_0, x_1 = x[0], x[1] + 1
+
+    for method in ("os-dre", "nwj", "mine"):
+        assert divergence(fixed(method), x_0, x_1) == pytest.approx(0.5, abs=0.02)
+    # Off by a constant c: the mean by c, NWJ by c + 1 - e^c, MINE and InfoNCE not at all.
+    assert divergence(fixed("os-dre", 0.3), x_0, x_1) == pytest.approx(0.8, abs=0.02)
+    expected = 0.5 + 0.3 + 1 - math.exp(0.3)
+    assert divergence(fixed("nwj", 0.3), x_0, x_1) == pytest.approx(expected, abs=0.02)
+    assert divergence(fixed("mine", 0.3), x_0, x_1) == pytest.approx(0.5, abs=0.02)
+    assert divergence(fixed("infonce", batch_size=512), x_0, x_1) == pytest.approx(0.5, abs=0.02)
+
+
+def test_infonce_cannot_exceed_the_logarithm_of_its_batch() -> None:
+    x_0, x_1 = torch.zeros(64, 1), torch.full((64, 1), 1e3)
+
+    assert divergence(fixed("infonce", batch_size=8), x_0, x_1) == pytest.approx(math.log(9))
+
+
+def test_the_loss_of_mine_ignores_constants() -> None:
+    from ood_osdre.objectives import Draw
+
+    x = torch.randn(2, 16, 1)
+    draw = Draw(x[0], x[1], torch.zeros(16), x[0])
+    losses = []
+    for constant in (0.0, 2.0):
+        model = Fixed(constant)
+        at = {name: model.coefficients(p) for name, p in (("x_0", x[0]), ("x_1", x[1]))}
+        losses.append(DonskerVaradhan(clean=True).loss(model, draw, at).mean())
+    bound = (x[1] - 0.5).mean() - (x[0] - 0.5).exp().mean().log()
+
+    assert torch.allclose(losses[0], losses[1])
+    assert torch.allclose(losses[0], -bound)
+
+
+def test_what_is_wrong_is_said() -> None:
+    with pytest.raises(ValueError, match="'method' should be one of"):
+        fit_ratio("osdre", shifted, 2)
+    with pytest.raises(UserError, match=r"FitOptions\.backbone: got 'quadratics'"):
+        FitOptions(backbone="quadratics")
+
+    def broken(n: int, generator: Generator) -> tuple[Tensor, Tensor]:
+        x_0, x_1 = shifted(n, generator)
+        return x_0, torch.where(x_1 > 1, torch.nan, x_1)
+
+    with pytest.raises(UserError, match="not finite"):
+        fit_ratio("os-dre", broken, 2, replace(QUICK, steps=20))

@@ -1,0 +1,275 @@
+r"""Tests for the divergence task: scenarios, the tracker, the drift monitor and the command."""
+
+import csv
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Generator, Tensor
+
+from ood_osdre.config import Config
+from ood_osdre.data import load_digits_benchmark
+from ood_osdre.errors import UserError
+from ood_osdre.experiment import train_run
+from ood_osdre.tasks.__main__ import main
+from ood_osdre.tasks.drift import DriftMonitor
+from ood_osdre.tasks.gaussians import SCENARIOS, scenario
+from ood_osdre.tasks.kl import QUADRATIC, KLTracker, Tracked, lag
+
+
+@pytest.mark.parametrize(
+    ("name", "truths"),
+    [
+        ("linear_drift", [0, 1.65, 6.61, 14.9, 26.5, 41.5]),
+        ("noise_corruption", [0, 1.51, 5.20, 10.3, 16.5, 23.3]),
+        ("controlled_divergence", [0, 1, 2, 3, 4, 5]),
+    ],
+)
+def test_scenarios_have_the_known_divergences(name: str, truths: list[float]) -> None:
+    pairs = [scenario(name, 80, step) for step in range(6)]
+
+    assert [p.divergence for p in pairs] == pytest.approx(truths, rel=5e-3, abs=1e-9)
+    assert pairs[2].id == f"{name.replace('_', '-')}-d80-t2"
+    # Against the formula, KL = (tr S + m.m - d - log det S) / 2.
+    mean, variance = pairs[3].mean, pairs[3].covariance.diagonal()
+    expected = (variance.sum() + mean @ mean - 80 - variance.log().sum()) / 2
+    assert pairs[3].divergence == pytest.approx(expected.item())
+
+
+def test_controlled_divergence_turns_at_every_step() -> None:
+    first, second = (scenario("controlled_divergence", 20, step).mean for step in (1, 2))
+
+    assert second.norm().item() == pytest.approx(2.0)
+    assert abs(torch.cosine_similarity(first, second, dim=0)) < 0.7
+    assert torch.equal(first, scenario("controlled_divergence", 20, 1).mean)
+
+
+def test_scenarios_that_are_none() -> None:
+    with pytest.raises(ValueError, match="'name' should be one of"):
+        scenario("drift", 2, 1)
+    with pytest.raises(ValueError, match="positive variances, got 20"):
+        scenario("linear_drift", 2, 20)
+    with pytest.raises(ValueError, match="got -1"):
+        scenario("noise_corruption", 2, -1)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_tracker_follows_the_truth(name: str) -> None:
+    tracker = KLTracker(10, options=replace(QUADRATIC, steps=200, batch_size=256))
+    for step in (0, 1, 3):
+        pair = scenario(name, 10, step)
+        tracked = tracker.update(pair.draw_pairs)
+        assert tracked.estimate == pytest.approx(pair.divergence, rel=0.05, abs=0.1)
+    assert tracker.steps == 3
+
+
+def test_tracker_starts_from_the_last_step() -> None:
+    options = replace(QUADRATIC, steps=100, batch_size=256)
+    warm, cold = KLTracker(10, options=options), KLTracker(10, options=options)
+    for step in (2.0, 2.2):
+        last = warm.update(scenario("noise_corruption", 10, step).draw_pairs)
+    first = cold.update(scenario("noise_corruption", 10, 2.2).draw_pairs)
+    truth = scenario("noise_corruption", 10, 2.2).divergence
+
+    assert len(last.history) == len(first.history) == 20
+    assert abs(last.history[0][1] - truth) < abs(first.history[0][1] - truth) / 2
+
+
+@pytest.mark.parametrize(
+    ("estimates", "expected"),
+    [
+        ([9.0, 9.0, 9.0, 9.0], 0.25),
+        ([0.0, 9.0, 9.0, 9.0], 0.5),
+        ([9.0, 0.0, 9.4, 9.0], 0.75),
+        ([0.0, 0.0, 0.0, 9.0], 1.0),
+        ([9.0, 9.0, 9.0, 9.6], 2.0),
+    ],
+)
+def test_lag_is_the_share_until_within_for_good(estimates: list[float], expected: float) -> None:
+    history = [((i + 1) / 4, e) for i, e in enumerate(estimates)]
+
+    assert lag(Tracked(estimates[-1], history, 0.0), truth=9.0) == expected
+
+
+def normal(rng: np.random.Generator, n: int, shift: float = 0.0) -> np.ndarray:
+    return rng.normal(size=n) + shift
+
+
+def same(x: np.ndarray) -> np.ndarray:
+    return x
+
+
+def test_alarms_without_a_change_are_as_rare_as_stated() -> None:
+    rng = np.random.default_rng(0)
+    lengths = []
+    for seed in range(150):
+        monitor = DriftMonitor(same, normal(rng, 60), run_length=20, seed=seed)
+        while monitor.alarm is None:
+            monitor.update(normal(rng, 10))
+        lengths.append(monitor.alarm)
+    error = np.std(lengths, ddof=1) / math.sqrt(len(lengths))
+
+    assert np.mean(lengths) + 2 * error > 20
+    # Nor is it so cautious that it never speaks.
+    assert np.mean(lengths) < 200
+
+
+def test_statistic_has_the_mean_that_the_rate_rests_on() -> None:
+    rng = np.random.default_rng(1)
+    values = []
+    for seed in range(1500):
+        monitor = DriftMonitor(same, normal(rng, 50), run_length=1e9, seed=seed)
+        values.append(monitor.update(normal(rng, 3)).statistic)
+    error = np.std(values, ddof=1) / math.sqrt(len(values))
+
+    assert np.mean(values) == pytest.approx(3.0, abs=4 * error)
+    assert error < 0.5
+
+
+@pytest.mark.parametrize(("shift", "delay"), [(-0.5, 200), (-1.0, 60), (2.0, 20)])
+def test_changes_raise_the_alarm_with_a_delay(shift: float, delay: int) -> None:
+    rng = np.random.default_rng(2)
+    for seed in range(5):
+        monitor = DriftMonitor(same, normal(rng, 500), run_length=10_000, seed=seed)
+        assert monitor.update(normal(rng, 500)).alarm is None
+        report = monitor.update(normal(rng, 1000, shift))
+
+        assert report.alarm is not None
+        assert 500 < report.alarm <= 500 + delay
+        assert report.start is not None
+        assert abs(report.start - 500) < delay
+        assert report.inputs == 1500
+
+
+def test_alarm_depends_on_ranks_alone_and_not_on_batches() -> None:
+    rng = np.random.default_rng(3)
+    calibration, stream = normal(rng, 300), np.r_[normal(rng, 200), normal(rng, 300, -0.7)]
+    plain = DriftMonitor(same, calibration, run_length=1000)
+    expected = plain.update(stream).alarm
+    mapped = DriftMonitor(np.exp, calibration, run_length=1000)
+    for part in np.array_split(stream, 11):
+        mapped.update(part)
+
+    assert expected is not None
+    assert mapped.alarm == expected
+    # An alarm stays until it is forgotten.
+    assert mapped.update(stream[:50]).alarm == expected
+
+
+def test_restart_watches_for_a_change_from_the_new_normal() -> None:
+    rng = np.random.default_rng(4)
+    monitor = DriftMonitor(same, normal(rng, 300), run_length=10_000)
+    assert monitor.update(normal(rng, 300, -2.0)).alarm is not None
+    monitor.restart(normal(rng, 300, -2.0))
+
+    report = monitor.update(normal(rng, 300, -2.0))
+    assert report.alarm is None
+    assert report.baseline == pytest.approx(-2.0, abs=0.2)
+    assert monitor.update(normal(rng, 100)).alarm > 600
+
+
+def test_divergence_difference_is_what_it_is_called() -> None:
+    # p_1 = N(0, 1), p_0 = N(0, 4), q = N(1, 1).
+    def log_ratio(x: Tensor) -> Tensor:
+        return math.log(2) - x**2 / 2 + x**2 / 8
+
+    generator = Generator().manual_seed(0)
+    calibration, stream = torch.randn(2, 20_000, generator=generator)
+    monitor = DriftMonitor(log_ratio, calibration[:1000], window=20_000)
+    report = monitor.update(stream + 1)
+    kl_0 = math.log(2) + (1 + 1) / 8 - 0.5
+    kl_1 = 0.5
+
+    difference = kl_0 - kl_1
+    assert report.divergence_difference == pytest.approx(difference, abs=4 * report.standard_error)
+    assert report.standard_error < 0.01
+    assert report.baseline == pytest.approx(math.log(2) - 0.375, abs=0.1)
+
+
+def test_equal_scores_are_no_change() -> None:
+    monitor = DriftMonitor(same, np.zeros(100), run_length=1e6)
+    report = monitor.update(np.zeros(500))
+
+    assert report.alarm is None
+    assert report.standard_error == 0.0
+
+
+def test_monitor_refuses() -> None:
+    with pytest.raises(UserError, match="calibration: got 49 inputs, expected at least 50"):
+        DriftMonitor(same, np.zeros(49))
+    with pytest.raises(ValueError, match="'run_length' should be more than 1"):
+        DriftMonitor(same, np.zeros(99), run_length=1)
+    with pytest.raises(ValueError, match="'window' should be at least 1"):
+        DriftMonitor(same, np.zeros(99), window=0)
+    monitor = DriftMonitor(same, np.arange(99.0))
+    with pytest.raises(UserError, match="no inputs"):
+        monitor.report()
+    with pytest.raises(UserError, match="stream"):
+        monitor.update(np.array([1.0, np.nan]))
+    with pytest.raises(UserError, match="calibration: got 3 inputs"):
+        monitor.restart(np.zeros(3))
+
+
+def test_monitor_works_on_images_with_a_trained_detector(tmp_path: Path) -> None:
+    torch.set_default_dtype(torch.float32)
+    small = {
+        "id": "digits",
+        "benchmark": "digits",
+        "network": {"width": 0.125, "depths": [1, 1, 1, 1], "stem_stride": 2},
+        "training": {"steps": 60, "batch_size": 32, "warmup": 5, "eval_every": 60, "ema": 0.9},
+        "data": {"val_limit": 50, "flip": False},
+    }
+    data = load_digits_benchmark()
+    scorer, outcome, _ = train_run(
+        Config.from_mapping(small), data, tmp_path, torch.device("cpu"), progress=False
+    )
+    assert outcome.finished
+    unseen = data.id_test.images
+    half = len(unseen) // 2
+    monitor = DriftMonitor(scorer.score, unseen[:half], run_length=1000)
+
+    assert monitor.update(unseen[half:]).alarm is None
+    noise = np.random.default_rng(0).integers(0, 256, (200, *unseen.shape[1:]), dtype=np.uint8)
+    report = monitor.update(noise)
+    assert report.alarm is not None
+    assert report.alarm - (len(unseen) - half) < 100
+
+
+def test_command_writes_tables_plot_and_record(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = "--dims 3 --horizon 1 --steps 20 --streams 1 --methods os-dre nwj --quiet"
+    assert main(["kl", *options.split(), "--out", str(tmp_path)]) == 0
+
+    with (tmp_path / "kl.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 3 * 2 * 2
+    expected = {s: scenario(s, 3, 1).divergence for s in SCENARIOS}
+    for name, truth in expected.items():
+        own = [r for r in rows if r["task"] == f"{name.replace('_', '-')}-d3" and r["step"] == "1"]
+        assert [float(r["truth"]) for r in own] == pytest.approx([truth] * 2)
+    record = json.loads((tmp_path / "kl.json").read_text())
+    assert record["results"]["rows"][0]["history"][0][0] == pytest.approx(-0.95)
+    assert (tmp_path / "kl.png").stat().st_size > 1000
+    with (tmp_path / "drift.csv").open() as file:
+        assert [float(r["variance"]) for r in csv.DictReader(file)] == [1, 1.1, 1.25, 1.5, 2]
+    assert "Alarms of the drift monitor" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--methods", "osdre"], "error: --methods: got 'osdre'"),
+        (["--horizon", "20"], "error: --horizon, --dims: got 20"),
+        (["--dims", "0"], "error: --horizon, --dims: got 5 and [0]"),
+    ],
+)
+def test_command_says_what_is_wrong(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["kl", *arguments]) == 2
+    assert capsys.readouterr().err.startswith(message)

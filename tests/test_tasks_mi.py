@@ -1,0 +1,316 @@
+r"""Tests for the mutual-information task: truths, transforms, estimates and the command."""
+
+import csv
+import json
+import logging
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy import integrate, stats
+from torch import Generator
+
+from ood_osdre.bases import KERNELS
+from ood_osdre.errors import UserError
+from ood_osdre.tasks import information
+from ood_osdre.tasks.__main__ import main
+from ood_osdre.tasks.dependence import FAMILIES, NormalScores, dependence_task
+from ood_osdre.tasks.gaussians import correlated_pairs, correlation_of
+from ood_osdre.tasks.information import DEFAULTS, ksg, mutual_information
+from ood_osdre.tasks.mutual_information import QUADRATIC, Job, estimate
+
+
+@pytest.mark.parametrize(("dim", "nats"), [(40, 10.0), (160, 40.0), (640, 160.0), (6, 0.5)])
+def test_gaussian_truths(dim: int, nats: float) -> None:
+    pair = correlated_pairs(dim, nats)
+    rho = pair.covariance[0, 1].item()
+
+    assert pair.divergence == pytest.approx(nats)
+    assert nats == pytest.approx(-dim / 4 * math.log(1 - rho**2))
+    assert pair.id == f"gaussian-pairs-d{dim}-{nats:g}nats"
+
+
+def test_the_papers_correlation_does_not_give_its_nats() -> None:
+    assert correlation_of(160, 40.0) == pytest.approx(math.sqrt(1 - math.exp(-1)))
+    assert -160 / 4 * math.log(1 - 0.5**2) == pytest.approx(11.51, abs=0.01)
+
+
+def test_gaussian_pairs_draw_what_they_say() -> None:
+    pair = correlated_pairs(4, 1.0)
+    x_0, x_1 = pair.draw_pairs(100_000, Generator().manual_seed(0))
+    mvn = stats.multivariate_normal
+
+    assert torch.allclose(torch.cov(x_0.T), torch.eye(4), atol=0.02)
+    assert torch.allclose(torch.cov(x_1.T), pair.covariance, atol=0.02)
+    expected = mvn(np.zeros(4), pair.covariance).logpdf(x_1[:9]) - mvn(np.zeros(4)).logpdf(x_1[:9])
+    assert np.allclose(pair.log_ratio(x_1[:9]), expected)
+    assert pair.log_ratio(x_1).mean().item() == pytest.approx(1.0, abs=0.02)
+
+
+@pytest.mark.parametrize("dim", [0, 3])
+def test_gaussian_pairs_need_pairs(dim: int) -> None:
+    with pytest.raises(ValueError, match="'dim' should be even"):
+        correlated_pairs(dim, 1.0)
+
+
+def entropy(density: object, low: float, high: float, points: list[float] | None = None) -> float:
+    def integrand(y: float) -> float:
+        p = density(y)
+        return -p * math.log(p) if p > 0 else 0.0
+
+    return integrate.quad(integrand, low, high, points=points, limit=200)[0]
+
+
+@pytest.mark.parametrize("noise", [0.1, 0.5, 0.9])
+def test_truth_of_additive_noise(noise: float) -> None:
+    def density(y: float) -> float:
+        overlap = min(1.0, y + noise) - max(0.0, y - noise)
+        return max(0.0, overlap) / (2 * noise)
+
+    kinks = sorted({noise, 1 - noise})
+    expected = entropy(density, -noise, 1 + noise, kinks) - math.log(2 * noise)
+    assert dependence_task("additive-noise", noise).truth == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("shape", [0.7, 1.8, 4.0])
+def test_truth_of_gamma_exponential(shape: float) -> None:
+    # y is Lomax with scale one; given x, its entropy is 1 - log x.
+    def density(u: float) -> float:
+        return shape / (1 + u) ** (shape + 1)
+
+    marginal = stats.lomax(shape).entropy()
+    assert density(0.3) == pytest.approx(stats.lomax(shape).pdf(0.3))
+    conditional = 1 - stats.gamma(shape).expect(math.log)
+    task = dependence_task("gamma-exp", shape)
+    assert task.truth == pytest.approx(float(marginal) - conditional, rel=1e-5)
+
+    x, y = task.sample(50_000, Generator().manual_seed(0))
+    assert stats.kstest(x[:, 0], stats.gamma(shape).cdf).pvalue > 1e-3
+    assert stats.kstest(y[:, 0], stats.lomax(shape).cdf).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_samples_have_the_dependence_they_claim(family: str) -> None:
+    task = dependence_task(family, 0.6)
+    x, y = task.sample(20_000, Generator().manual_seed(1))
+
+    assert x.shape == y.shape == (20_000, 1)
+    assert task.id == f"{family}-0.6"
+    scores = NormalScores(torch.cat([x, y], dim=1))(torch.cat([x, y], dim=1))
+    assert ksg(scores[:, 0], scores[:, 1]) == pytest.approx(task.truth, abs=0.04)
+
+
+def test_pairs_are_the_joint_and_the_product_of_its_marginals() -> None:
+    task = dependence_task("gauss", 0.9)
+    x_0, x_1 = task.draw_pairs(20_000, Generator().manual_seed(0))
+
+    assert torch.corrcoef(x_1.T)[0, 1].item() == pytest.approx(0.9, abs=0.01)
+    assert torch.corrcoef(x_0.T)[0, 1].item() == pytest.approx(0.0, abs=0.03)
+    assert abs(torch.corrcoef(torch.cat([x_0[:, :1], x_1[:, :1]], dim=1).T)[0, 1]) < 0.03
+    again = task.draw_pairs(20_000, Generator().manual_seed(0))
+    assert torch.equal(again[0], x_0)
+    assert torch.equal(again[1], x_1)
+
+
+def test_unknown_families_and_parameters() -> None:
+    with pytest.raises(ValueError, match="'family' should be one of"):
+        dependence_task("cauchy", 1.0)
+    with pytest.raises(ValueError, match=r"in \(-1, 1\), got 1"):
+        dependence_task("gauss", 1.0)
+    with pytest.raises(ValueError, match="positive, got -1"):
+        dependence_task("gamma-exp", -1.0)
+
+
+def test_normal_scores_are_normal_and_increasing() -> None:
+    sample = torch.distributions.StudentT(torch.tensor(1.0)).sample((5000, 2)).double()
+    scores = NormalScores(sample)
+    mapped = scores(sample)
+    grid = torch.cat([-(10.0 ** torch.arange(9, -4, -0.1)), 10.0 ** torch.arange(-4, 9, 0.1)])
+    on_grid = scores(torch.stack([grid, grid], dim=1))
+
+    assert stats.kstest(mapped[:, 0], "norm").statistic < 0.01
+    assert (on_grid.diff(dim=0) > 0).all()
+    # Beyond the sample the map grows, but slowly.
+    assert on_grid.abs().max() < 30
+
+
+def test_normal_scores_of_ties_and_constants() -> None:
+    sample = torch.tensor([[0.0, 2.0]] * 50 + [[1.0, 2.0]] * 50)
+    mapped = NormalScores(sample)(torch.tensor([[0.0, 2.0], [0.5, 2.5], [1.0, 1.0]]))
+
+    assert torch.isfinite(mapped).all()
+    assert mapped[0, 0] < mapped[1, 0] < mapped[2, 0]
+    assert mapped[2, 1] < mapped[0, 1] == 0 < mapped[1, 1]
+    with pytest.raises(ValueError, match="'sample' should have shape"):
+        NormalScores(torch.zeros(1, 2))
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_every_kernel_finds_the_information_of_gaussians(kernel: str) -> None:
+    options = replace(QUADRATIC, kernel=kernel, steps=250, batch_size=256)
+    (row,) = estimate(Job("gaussian-pairs", 12, 3.0, "os-dre", options, 20_000))
+
+    assert row["truth"] == pytest.approx(3.0)
+    assert row["estimate"] == pytest.approx(3.0, rel=0.04)
+    assert row["kernel"] == kernel
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_forty_nats_with_every_kernel(kernel: str) -> None:
+    torch.set_default_dtype(torch.float32)
+    options = replace(QUADRATIC, kernel=kernel)
+    (row,) = estimate(Job("gaussian-pairs", 160, 40.0, "os-dre", options, 100_000))
+
+    assert (row["estimate"] - 40) ** 2 < 0.05
+
+
+def gauss(n: int, rho: float) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=n)
+    return x, rho * x + math.sqrt(1 - rho**2) * rng.normal(size=n)
+
+
+QUICK = replace(DEFAULTS, steps=100, batch_size=128, features=32, lr=4e-3)
+
+
+def test_information_of_a_users_arrays() -> None:
+    x, y = gauss(1000, 0.8)
+    result = mutual_information(x, y, options=QUICK)
+
+    assert result.low < result.nats < result.high
+    assert result.nats == pytest.approx(-0.5 * math.log(1 - 0.64), abs=0.1)
+    assert result.rows == 1000
+    assert result.supported == math.log(1000)
+    # Increasing maps of single variables change little; the knots of the scores move with them.
+    mapped = mutual_information(np.exp(5 * x), np.arctan(y), options=QUICK)
+    assert mapped.nats == pytest.approx(result.nats, abs=0.04)
+
+
+def test_information_of_independent_arrays_is_about_zero() -> None:
+    x, y = gauss(600, 0.0)
+    result = mutual_information(np.stack([x, x**2], axis=1), y, options=QUICK)
+
+    assert abs(result.nats) < 0.05
+
+
+def test_information_warns_beyond_what_rows_support(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def confident(*args: object) -> np.ndarray:
+        return np.full(len(args[3]), 9.0)
+
+    monkeypatch.setattr(information, "_cross_fit", confident)
+    x, y = gauss(300, 0.5)
+    with caplog.at_level(logging.WARNING):
+        assert mutual_information(x, y).nats == 9.0
+    assert "9.00 nats is more than the log(n) = 5.70 that 300 rows can support" in caplog.text
+
+    caplog.clear()
+    x, y = gauss(9000, 0.5)
+    with caplog.at_level(logging.WARNING):
+        mutual_information(x, y)
+    assert not caplog.text
+
+
+def test_rows_are_scored_by_models_that_have_not_seen_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tested: list[int] = []
+
+    def record(
+        x: object, y: object, train: np.ndarray, test: np.ndarray, *_: object
+    ) -> np.ndarray:
+        assert not set(train) & set(test)
+        assert len(train) + len(test) == 301
+        tested.extend(test)
+        return test.astype(float)
+
+    monkeypatch.setattr(information, "_cross_fit", record)
+    result = mutual_information(*gauss(301, 0.5))
+    assert sorted(tested) == list(range(301))
+    assert result.nats == pytest.approx(150.0)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "message"),
+    [
+        (np.zeros(199), np.zeros(199), "got 199 rows, expected at least 200"),
+        (np.zeros(300), np.zeros(301), "got 300 and 301 rows"),
+        (np.full(300, np.nan), np.zeros(300), "x: 300 of 300 rows hold NaN"),
+        (np.zeros(300), np.r_[np.inf, np.zeros(299)], "y: 1 of 300 rows hold NaN or infinity"),
+        (np.zeros((3, 3, 3)), np.zeros(3), r"x: got shape \(3, 3, 3\)"),
+        (["a"] * 300, np.zeros(300), "x: expected numbers"),
+        ([], [], r"x: got shape"),
+    ],
+)
+def test_information_refuses(x: object, y: object, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        mutual_information(x, y)
+
+
+def test_information_needs_a_level() -> None:
+    with pytest.raises(ValueError, match="'level' should be in"):
+        mutual_information(*gauss(300, 0.5), level=1.0)
+
+
+def test_ksg_takes_scalars_only() -> None:
+    with pytest.raises(ValueError, match="Scalars are expected"):
+        ksg(np.zeros((10, 2)), np.zeros(10))
+
+
+def test_command_writes_table_plot_and_record(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = "--suite pathological --methods ksg os-dre --steps 2 --quiet"
+    status = main(["mi", *options.split(), "--out", str(tmp_path)])
+
+    assert status == 0
+    with (tmp_path / "mi-pathological.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    own = {row["task"]: float(row["mean"]) for row in rows if row["method"] == "KSG"}
+    truths = {row["task"]: float(row["truth"]) for row in rows}
+    assert len(own) == 11
+    assert own == pytest.approx(truths, abs=0.12)
+    record = json.loads((tmp_path / "mi-pathological.json").read_text())
+    assert len(record["results"]["rows"]) == 22
+    assert record["config"]["suite"] == "pathological"
+    assert (tmp_path / "mi-pathological.png").stat().st_size > 1000
+    assert "| gauss-0.9 | KSG |" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["mi", "--methods", "osdre"], "error: --methods: got 'osdre'"),
+        (["mi", "--suite", "gaussian", "--dims", "41"], "error: --dims: got 41"),
+    ],
+)
+def test_command_says_what_is_wrong(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main([*arguments, "--quiet", "--out", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(message)
+    assert error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    code = """
+import sys
+from ood_osdre.tasks.__main__ import main
+try:
+    main(["--help"])
+except SystemExit as stop:
+    print(stop.code, "torch" in sys.modules)
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.endswith("0 False\n")
