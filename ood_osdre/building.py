@@ -2,6 +2,7 @@ r"""From a configuration to the parts it describes: ratio, path, times and objec
 
 __all__ = [
     "build_backbone",
+    "build_decoder",
     "build_objective",
     "build_one_step",
     "build_path",
@@ -12,7 +13,6 @@ __all__ = [
 
 from collections.abc import Callable
 
-import torch
 from torch import nn
 
 from .baselines import (
@@ -32,6 +32,7 @@ from .noises import BridgeNoise, DDBINoise, DequantisationNoise, NoiseModel
 from .objectives import (
     BridgeWeight,
     ClassLoss,
+    ConditionalJointScoreMatching,
     ConditionalScoreMatching,
     Constant,
     EndPointLoss,
@@ -60,6 +61,7 @@ from .schedules import (
     TrigonometricSchedule,
     VariancePreservingSchedule,
 )
+from .score_networks import UNetDecoder, UNetEncoder, VectorDecoder, inverse_noise
 from .sections import PathConfig
 
 SCHEDULES: dict[str, Callable[[], Schedule]] = {
@@ -83,6 +85,10 @@ WEIGHTS: dict[str, Callable[[GaussianPath, Moments], Weight]] = {
     "inverse_variance": InverseVarianceWeight,
     "noise_variance": lambda path, moments: NoiseVarianceWeight(path),
 }
+
+
+#: The channels of a U-Net of width 1.
+UNET_CHANNELS = (128, 256, 512)
 
 
 def build_ratio(config: Config, classes: int, features: int | None = None) -> RatioModel:
@@ -151,6 +157,9 @@ def build_backbone(config: Config, features: int | None = None) -> tuple[nn.Modu
     if network.kind == "resnet":
         resnet = ResNetBackbone(network.width, network.depths, network.stem_stride, network.norm)
         return resnet, resnet.features
+    if network.kind == "unet":
+        unet = UNetEncoder([round(c * network.width) for c in UNET_CHANNELS])
+        return unet, unet.features
     mlp = MLP(_vectors(features), round(256 * network.width), depth=len(network.depths))
     return mlp, mlp.features
 
@@ -202,22 +211,27 @@ def build_times(config: Config, path: GaussianPath, moments: Moments) -> Times:
 
 
 def prepare_objective(
-    config: Config, moments: Moments, device: torch.device
+    config: Config, moments: Moments, ratio: RatioModel
 ) -> tuple[Times, nn.Module]:
     r"""Builds the distribution of training times and the objective, on one path.
 
     Arguments:
         config: The configuration.
         moments: The second moments of both ends.
-        device: Where to train.
+        ratio: What is to be trained, where it is to be trained.
     """
+    device = next(ratio.parameters()).device
     path = build_path(config).to(device)
     times = build_times(config, path, moments)
-    return times, build_objective(config, path, times, moments)
+    return times, build_objective(config, path, times, moments, ratio).to(device)
 
 
 def build_objective(
-    config: Config, path: GaussianPath, times: Times, moments: Moments
+    config: Config,
+    path: GaussianPath,
+    times: Times,
+    moments: Moments,
+    ratio: RatioModel | None = None,
 ) -> nn.Module:
     r"""Builds the weighted sum of the terms that the configuration switches on.
 
@@ -228,6 +242,7 @@ def build_objective(
         path: The path.
         times: The distribution of training times.
         moments: The second moments of both ends.
+        ratio: The ratio whose backbone the data score's decoder shares; only that wants one.
     """
     o = config.objective
     weight = WEIGHTS[o.weight](path, moments)
@@ -247,7 +262,13 @@ def build_objective(
         ),
         "conditional": (
             o.conditional,
-            lambda: ConditionalScoreMatching(path, weight, form=o.conditional_form),
+            lambda: (
+                ConditionalJointScoreMatching(
+                    path, build_decoder(path, ratio), weight, o.conditional_form, o.data_score
+                )
+                if o.data_score
+                else ConditionalScoreMatching(path, weight, form=o.conditional_form)
+            ),
         ),
         "time_score": (o.time_score, lambda: TimeScoreMatching(path, weight, times)),
         "path_difference": (o.path_difference, lambda: PathDifference(path, weight, o.delta)),
@@ -256,3 +277,18 @@ def build_objective(
     }
     chosen = {name: (w, make()) for name, (w, make) in terms.items() if w > 0}
     return Objective(chosen, separate=o.separate_forwards)
+
+
+def build_decoder(path: GaussianPath, ratio: RatioModel | None) -> nn.Module:
+    r"""Builds the network of the data score, a decoder on the backbone of a ratio.
+
+    Arguments:
+        path: The path, whose noise scales the decoder's output.
+        ratio: The ratio, whose backbone has to be a U-Net's encoder or an MLP.
+    """
+    backbone = ratio.network.backbone if isinstance(ratio, OneStepRatio) else None
+    if isinstance(backbone, UNetEncoder):
+        return UNetDecoder(backbone, inverse_noise(path))
+    if isinstance(backbone, MLP):
+        return VectorDecoder(backbone, backbone.stem.in_features, scale=inverse_noise(path))
+    raise UserError("objective.data_score: needs a backbone with a decoder, a U-Net or an MLP.")

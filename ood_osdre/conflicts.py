@@ -80,7 +80,25 @@ def _network_conflicts(config: "Config") -> Iterator[str]:
             yield f"network.width: got {network.width:g}, expected a multiple of {WIDTH_STEP:g}."
         if len(network.depths) != STAGES:
             yield f"network.depths: got {len(network.depths)} entries, expected {STAGES}."
-    elif objective.conditional and objective.conditional_form.endswith("per_block"):
+    if network.kind == "unet":
+        if network.width % WIDTH_STEP:
+            yield f"network.width: got {network.width:g}, expected a multiple of {WIDTH_STEP:g}."
+        if network.norm != "group":
+            yield f"network.norm: got {network.norm}, expected group for network.kind unet."
+        if config.estimator == "time_conditioned":
+            yield "network.kind: got unet, expected resnet or mlp for estimator time_conditioned."
+    if objective.data_score and network.kind == "resnet":
+        yield "objective.data_score: is on, but network.kind resnet has no decoder; unet has one."
+    if objective.data_score and (config.estimator != "one_step" or not objective.conditional):
+        yield (
+            "objective.data_score: is on, expected beside objective.conditional of estimator "
+            "one_step."
+        )
+    if (
+        network.kind != "resnet"
+        and objective.conditional
+        and objective.conditional_form.endswith("per_block")
+    ):
         yield (
             f"objective.conditional_form: {objective.conditional_form} needs the feature map of "
             f"network.kind resnet, got {network.kind}."

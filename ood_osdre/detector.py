@@ -394,7 +394,7 @@ class OneStepDetector:
         config = problem.config
         torch.manual_seed(config.training.seed)
         ratio = self._ratio(config, problem.classes, problem.dim).to(self.device)
-        times, objective = prepare_objective(config, problem.moments(), self.device)
+        times, objective = prepare_objective(config, problem.moments(), ratio)
         return Trainer(
             ratio,
             objective,

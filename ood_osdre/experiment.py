@@ -125,7 +125,7 @@ def train_run(
 
     ratio = build_ratio(config, classes).to(device)
     moments = Moments.of(*(preprocess.sample(s.images) for s in (reference, data.id_train)))
-    times, objective = prepare_objective(config, moments, device)
+    times, objective = prepare_objective(config, moments, ratio)
     if config.evaluation.use_ood_val and data.ood_val is None:
         raise UserError(
             f"evaluation.use_ood_val: benchmark {manifest.name} has no OOD validation set here."

@@ -33,17 +33,18 @@ class NetworkConfig(Section):
     r"""The network :math:`x \mapsto h(x)` (:mod:`ood_osdre.networks`).
 
     Attributes:
-        kind: A ResNet for images or an MLP for vectors.
-        width: A factor on the ResNet's channels 64, 128, 256, 512, a multiple of 1/8; or on the
-            MLP's 256 features.
+        kind: A ResNet for images, an MLP for vectors, or the encoder of a U-Net for images, whose
+            decoder is trained, and thrown away, where `objective.data_score` is on.
+        width: A factor on the ResNet's channels 64, 128, 256, 512 or the U-Net's 128, 256, 512, a
+            multiple of 1/8; or on the MLP's 256 features.
         depths: The number of basic blocks in each of the ResNet's four stages; an MLP has one
             layer an entry.
-        stem_stride: The stride of its stem; 2 trades detail for a fourfold speed-up.
+        stem_stride: The stride of the ResNet's stem; 2 trades detail for a fourfold speed-up.
         norm: Batch or group normalisation.
         classes_head: Whether a class head is built where `objective.class_weight` trains it.
     """
 
-    kind: Literal["resnet", "mlp"] = "resnet"
+    kind: Literal["resnet", "mlp", "unet"] = "resnet"
     width: Positive = 1.0
     depths: tuple[Count, ...] = (2, 2, 2, 2)
     stem_stride: Count = 1
@@ -120,6 +121,7 @@ class ObjectiveConfig(Section):
         outlier_exposure: The weight of the class head's uniformity on the reference.
         conditional: The weight of conditional score matching.
         conditional_form: Its form; all share one minimiser.
+        data_score: The factor on the data score that a decoder learns beside `conditional`.
         time_score: The weight of time score matching with boundary terms.
         path_difference: The weight of the path-difference loss.
         delta: The step of the path difference.
@@ -141,6 +143,7 @@ class ObjectiveConfig(Section):
     conditional_form: Literal["scalar", "antithetic", "per_block", "antithetic_per_block"] = (
         "scalar"
     )
+    data_score: Weight = 0.0
     time_score: Weight = 0.0
     path_difference: Weight = 0.0
     delta: Annotated[float, Range(0, 0.5, "()")] = 0.02

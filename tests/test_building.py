@@ -12,10 +12,12 @@ from ood_osdre.building import (
     NOISES,
     SCHEDULES,
     WEIGHTS,
+    build_decoder,
     build_objective,
     build_path,
     build_ratio,
     build_times,
+    prepare_objective,
 )
 from ood_osdre.config import Config, load_config
 from ood_osdre.conflicts import OPEN_SCHEDULES, STAGES, WIDTH_STEP
@@ -117,8 +119,41 @@ def test_every_shipped_configuration_builds(name: str) -> None:
     times = build_times(config, path, moments)
     label = torch.tensor([0, 1])
     draw = Draw(x_0, x_1, times.sample(2), noise, label)
-    losses = build_objective(config, path, times, moments)(ratio, draw)
+    losses = build_objective(config, path, times, moments, ratio)(ratio, draw)
     assert losses["total"].isfinite().all()
+
+
+@pytest.mark.parametrize("kind", ["unet", "mlp"])
+def test_a_data_score_trains_its_decoder_and_what_it_shares(kind: str) -> None:
+    network = {"kind": kind, "width": 0.125, "norm": "group", "depths": [1, 1]}
+    terms = {"endpoint": 0.0, "conditional": 1.0, "data_score": 1.0}
+    config = Config.from_mapping({"network": network, "objective": terms})
+    shape, features = ((3, 16, 16), None) if kind == "unet" else ((5,), 5)
+    ratio = build_ratio(config, classes=0, features=features)
+    x_0, x_1, noise = torch.randn(3, 6, *shape)
+    times, objective = prepare_objective(config, Moments.of(x_0, x_1), ratio)
+    draw = Draw(x_0, x_1, times.sample(6), noise)
+    shared = set(map(id, ratio.parameters()))
+    assert not shared & set(map(id, objective.parameters()))
+
+    optimizer = torch.optim.Adam([*ratio.parameters(), *objective.parameters()], 1e-2)
+    losses = []
+    for _ in range(60):
+        optimizer.zero_grad()
+        losses.append(objective(ratio, draw)["total"].mean())
+        losses[-1].backward()
+        optimizer.step()
+    assert losses[-1] < 0.9 * losses[0]
+    # A head that starts at zero lets no gradient through before its first step.
+    assert all(p.grad is not None for p in objective.parameters())
+    assert ratio.fold().log_ratio(x_1).shape == (6,)
+
+
+def test_a_data_score_needs_a_backbone_with_a_decoder() -> None:
+    config = Config.from_mapping({"network": NETWORK})
+    path = build_path(config)
+    with pytest.raises(UserError, match=r"objective\.data_score: needs a backbone"):
+        build_decoder(path, build_ratio(config, classes=0))
 
 
 def test_an_mlp_needs_the_dimension_of_its_inputs() -> None:

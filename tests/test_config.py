@@ -26,6 +26,7 @@ SHIPPED = [
     "cifar100_cpu",
     "cifar100_paper",
     "cifar10_cpu",
+    "cifar10_joint",
     "cifar10_paper",
     "digits",
 ]
@@ -221,6 +222,24 @@ def test_sections_built_in_code_are_checked_too() -> None:
             "objective.conditional_form: antithetic_per_block needs the feature map",
         ),
         ("objective: {conditional_form: per_dimension}", "expected one of scalar, antithetic,"),
+        (
+            "network: {kind: unet}",
+            "network.norm: got batch, expected group for network.kind unet.",
+        ),
+        ("network: {kind: unet, width: 0.1, norm: group}", "network.width: got 0.1, expected a"),
+        (
+            "estimator: time_conditioned\n"
+            + "network: {kind: unet, norm: group}\nobjective: {endpoint: 0, time_score: 1}",
+            "network.kind: got unet, expected resnet or mlp for estimator time_conditioned.",
+        ),
+        (
+            "objective: {conditional: 1, data_score: 1}",
+            "objective.data_score: is on, but network.kind resnet has no decoder; unet has one.",
+        ),
+        (
+            "network: {kind: unet, norm: group}\nobjective: {data_score: 1}",
+            "objective.data_score: is on, expected beside objective.conditional",
+        ),
         ("network: {width: 0.1}", "network.width: got 0.1, expected a multiple of 0.125."),
         ("network: {depths: [1, 1]}", "network.depths: got 2 entries, expected 4."),
         ("path: {schedule: vp, t_min: 0}", "path.t_min: got 0, expected more, or null, with"),

@@ -78,7 +78,7 @@ class OSDRETrainer:
         preprocess = _preprocess(train_loader, device_of(net))
         pair = [_first(loader) for loader in (train_unlabeled_loader, train_loader)]
         moments = Moments.of(*(images.to(preprocess.device) for images in pair))
-        times, objective = prepare_objective(own, moments, preprocess.device)
+        times, objective = prepare_objective(own, moments, net.ratio)
         self.batches = LoaderBatches(
             train_loader, train_unlabeled_loader, own.data, preprocess, times, own.training.seed
         )
