@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from ood_osdre.errors import UserError
 from ood_osdre.networks import Coefficients
 from ood_osdre.objectives import Draw
 from ood_osdre.ratio import RatioModel
@@ -25,7 +26,7 @@ from ood_osdre.tasks.density_methods import (
     NormalisedLikelihood,
 )
 from ood_osdre.tasks.estimators import fit_ratio
-from ood_osdre.tasks.images import ImageJob, dequantised_digits, estimate_image
+from ood_osdre.tasks.images import ImageJob, dequantised, estimate_image, levels_of
 from ood_osdre.tasks.mixtures import GaussianMixture, isotropic
 from ood_osdre.tasks.partition import LogMass, grid_mass, log_normal
 from ood_osdre.tasks.planar import (
@@ -238,6 +239,7 @@ def test_command_writes_table_record_and_figure(
     [
         (["--sets", "moon"], "--sets: got 'moon'"),
         (["--methods", "nwj"], "--methods: got 'nwj'"),
+        (["--suite", "images", "--sets", "mnist"], "--data-root: needed for the images mnist"),
         (["--suite", "tabular", "--sets", "rocks"], "--sets: got 'rocks'"),
         (["--suite", "tabular", "--sets", "power"], "table power: no data root"),
         (["--suite", "tabular", "--methods", "flow"], "--methods: got 'flow'"),
@@ -254,8 +256,8 @@ def test_command_refuses_in_one_line(
 
 def test_bits_of_the_gaussian_are_those_of_its_log_density() -> None:
     # An independent computation, in levels; a level is a bin of width one.
-    data = dequantised_digits()
-    (row,) = estimate_image(ImageJob("gaussian", images.OPTIONS))
+    data = dequantised(levels_of("digits"))
+    (row,) = estimate_image(ImageJob("digits", "gaussian", images.OPTIONS, None))
     assert row["dim"] == 64
     # The entropy of the noise alone is no bits, and 17 levels need no more than log2 17 each.
     assert 0 < row["normalised_bits"] < math.log2(17)
@@ -285,3 +287,35 @@ def test_images_by_the_command(
     )
     # Hardly trained, the ratio to the whitened reference is about one.
     assert ours["normalised_bits"] == pytest.approx(gaussian["normalised_bits"], abs=0.1)
+
+
+def test_images_of_a_data_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Independent levels with a known entropy: 4 of 256, equally likely.
+    rng = np.random.default_rng(0)
+    names = [f"mnist/{i}.png" for i in range(400)]
+    for name in names:
+        path = tmp_path / "images_classic" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(100, 104, (3, 4), dtype=np.uint8)).save(path)
+    path = tmp_path / "benchmark_imglist" / "cifar10" / "test_mnist.txt"
+    path.parent.mkdir(parents=True)
+    path.write_text("".join(f"{name} -1\n" for name in names))
+
+    monkeypatch.setattr(images, "OPTIONS", replace(images.OPTIONS, features=8, batch_size=64))
+    command = ["density", "--suite", "images", "--sets", "mnist", "--data-root", str(tmp_path)]
+    assert main([*command, "--steps", "2", "--quiet", "--out", str(tmp_path)]) == 0
+    rows = json.loads((tmp_path / "density-images.json").read_text())["results"]["rows"]
+    assert [row["method"] for row in rows] == ["Gaussian", "OS-DRE"]
+    # A Gaussian of the variance of a uniform variable on [0, 4], in bits.
+    expected = math.log2(2 * math.pi * math.e * 16 / 12) / 2
+    for row in rows:
+        assert row["dim"] == 12
+        assert row["normalised_bits"] == pytest.approx(expected, abs=0.1)
+
+    path = tmp_path / "images_classic" / names[7]
+    Image.fromarray(np.zeros((3, 5), dtype=np.uint8)).save(path)
+    with pytest.raises(UserError, match=r"7\.png: got another size|got another size than mnist/7"):
+        levels_of("mnist", tmp_path)
+    path.unlink()
+    with pytest.raises(UserError, match=r"7\.png: cannot be read"):
+        levels_of("mnist", tmp_path)

@@ -11,9 +11,11 @@ covariance :math:`L L^\top` of the training images; :math:`\log p(y) = \log r(z)
 |L|` in nats, per pixel of :math:`d` and in bits that is :math:`/ (d \log 2)`. The total mass is
 estimated by annealed importance sampling.
 
-The images are scikit-learn's handwritten digits, 8x8 pixels of 17 levels. They are averages of
-finer bitmaps. The covariance alone is a density too, and stands in the table as what a ratio has to
-beat.
+`digits` are scikit-learn's handwritten digits, 8x8 pixels of 17 levels, averages of finer bitmaps.
+`mnist` (28x28) and `cifar10` (32x32, three channels) are read from a data root in OpenOOD's layout,
+at their own size; of files compressed as JPEG, as those of the data pack are, the numbers are of
+*those* files and compare with nobody's. The covariance alone is a density too, and stands in the
+table as what a ratio has to beat.
 """
 
 __all__ = ["ImageJob", "estimate_image", "image_jobs"]
@@ -21,30 +23,41 @@ __all__ = ["ImageJob", "estimate_image", "image_jobs"]
 import argparse
 import math
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from PIL import Image
 
+from ..data.lists import read_list
 from ..errors import UserError
 from .estimators import FitOptions
 from .partition import log_normal
 from .reports import Row
 from .tables_density import Whitened, fit_and_judge, whitened
 
-# Copies of every training image, with noise of their own.
+# Copies of every training image of a small set, with noise of their own.
 COPIES = 8
 
 OPTIONS = FitOptions(steps=600, standardise="no", lr=1e-3, features=256)
 NAMES = ("os-dre-likelihood", "os-dre", "direct-likelihood")
+# Lists of a data root and the channels of their files; of the ID list the training images are read.
+FILES = {"mnist": ("cifar10/test_mnist.txt", "L"), "cifar10": ("cifar10/train_cifar10.txt", "RGB")}
+SETS = ("digits", *FILES)
+# Of many images so many, evenly spaced: their covariance takes gigabytes and minutes otherwise.
+MOST = 20_000
 
 
 @dataclass(frozen=True)
 class ImageJob:
     r"""One fit, by a method; of `gaussian` nothing but the covariance."""
 
+    name: str
     method: str
     options: FitOptions
+    root: Path | None
 
 
 def image_jobs(args: argparse.Namespace) -> list[ImageJob]:
@@ -53,38 +66,47 @@ def image_jobs(args: argparse.Namespace) -> list[ImageJob]:
     Raises:
         UserError: If a set or a method is unknown.
     """
-    for option, given, known in (
-        ("--sets", args.sets, ("digits",)),
-        ("--methods", args.methods, NAMES),
-    ):
-        for name in given or ():
+    names, methods = args.sets or ("digits",), args.methods or NAMES
+    for option, given, known in (("--sets", names, SETS), ("--methods", methods, NAMES)):
+        for name in given:
             if name not in known:
                 raise UserError(f"{option}: got {name!r}, expected some of {', '.join(known)}.")
+    for name in names:
+        if name in FILES:
+            if args.data_root is None:
+                raise UserError(f"--data-root: needed for the images {name}.")
+            read_list(_list(args.data_root, name))
     steps = args.steps or (10_000 if args.full else OPTIONS.steps)
     options = replace(OPTIONS, device=args.device, steps=steps)
     kernels: Any = args.kernels or ["rq"]
-    return [ImageJob("gaussian", options)] + [
-        ImageJob(method, replace(options, seed=seed, kernel=kernel))
-        for method in args.methods or NAMES
-        for kernel in (kernels if method.startswith("os-dre") else kernels[:1])
-        for seed in range(args.seed, args.seed + (args.seeds or 1))
-    ]
+    jobs = []
+    for name in names:
+        jobs.append(ImageJob(name, "gaussian", options, args.data_root))
+        jobs += [
+            ImageJob(name, method, replace(options, seed=seed, kernel=kernel), args.data_root)
+            # A likelihood needs a proposal, which only the few dimensions of the digits have.
+            for method in (methods if name == "digits" else set(methods) & {"os-dre"})
+            for kernel in (kernels if method.startswith("os-dre") else kernels[:1])
+            for seed in range(args.seed, args.seed + (args.seeds or 1))
+        ]
+    return jobs
 
 
 def estimate_image(job: ImageJob) -> list[Row]:
     r"""Runs one fit and returns its row."""
-    data = dequantised_digits(job.options.device)
+    data = dequantised(levels_of(job.name, job.root), job.options.device)
     dim = data.test.shape[1]
+    common = {"images": job.name, "dim": dim, "seed": job.options.seed}
     if job.method == "gaussian":
         nll = -log_normal(data.test).mean().item() - data.log_volume
-        return [_row(dim, "Gaussian", "-", job.options.seed, nll, 0.0, None, 0.0)]
-    (row,) = fit_and_judge(job.method, data, job.options)
+        return [common | _row(dim, "Gaussian", "-", nll, 0.0, None, 0.0)]
+    (row,) = fit_and_judge(job.method, data, job.options, proposed=job.name == "digits")
     return [
-        _row(
+        common
+        | _row(
             dim,
             row["method"],
             row["kernel"],
-            row["seed"],
             row["nll"],
             row["log_mass_ais"],
             row["log_mass_ais_error"],
@@ -97,7 +119,6 @@ def _row(
     dim: int,
     method: str,
     kernel: str,
-    seed: int,
     nll: float,
     log_mass: float,
     error: float | None,
@@ -105,11 +126,8 @@ def _row(
 ) -> Row:
     unit = dim * math.log(2)
     return {
-        "images": "digits",
-        "dim": dim,
         "method": method,
         "kernel": kernel,
-        "seed": seed,
         "bits": nll / unit,
         "log_mass": log_mass,
         "log_mass_error": error,
@@ -118,17 +136,59 @@ def _row(
     }
 
 
-def dequantised_digits(device: str = "cpu") -> Whitened:
-    r"""Returns the digits' levels with noise, in coordinates without correlations."""
-    from sklearn.datasets import load_digits
+def levels_of(name: str, root: Path | None = None) -> NDArray[np.float64]:
+    r"""Returns the levels of the images of a set, in a random order that is always the same.
 
+    Arguments:
+        name: One of :data:`SETS`.
+        root: The data root, for those that are read from files.
+
+    Returns:
+        The levels, with shape :math:`(N, d)`.
+
+    Raises:
+        UserError: If a file is missing or of another size than the first.
+    """
     rng = np.random.default_rng(0)
-    levels = rng.permutation(load_digits().data)
+    if name == "digits":
+        from sklearn.datasets import load_digits
+
+        return rng.permutation(load_digits().data)
+    assert root is not None
+    names = read_list(_list(root, name)).names
+    chosen = [names[i] for i in rng.permutation(len(names))[:MOST]]
+    images = []
+    for file in chosen:
+        path = root / "images_classic" / file
+        try:
+            with Image.open(path) as image:
+                images.append(np.asarray(image.convert(FILES[name][1]), dtype=np.float64).ravel())
+        except OSError as error:
+            raise UserError(f"{path}: cannot be read: {' '.join(str(error).split())}.") from None
+        if images[-1].shape != images[0].shape:
+            raise UserError(f"{path}: got another size than {chosen[0]}, expected one for all.")
+    return np.stack(images)
+
+
+def _list(root: Path, name: str) -> Path:
+    return root / "benchmark_imglist" / FILES[name][0]
+
+
+def dequantised(levels: NDArray[np.float64], device: str = "cpu") -> Whitened:
+    r"""Returns the levels with noise, in coordinates without correlations, in three parts.
+
+    Arguments:
+        levels: The levels, with shape :math:`(N, d)`.
+        device: Where the parts are to be.
+    """
+    rng = np.random.default_rng(0)
     cuts = round(0.8 * len(levels)), round(0.9 * len(levels))
     train, val, test = np.split(levels, cuts)
+    # Few images get several draws of the noise.
+    copies = COPIES if len(levels) < MOST // COPIES else 1
 
-    def noisy(x: np.ndarray) -> torch.Tensor:
+    def noisy(x: NDArray[np.float64]) -> torch.Tensor:
         y = torch.as_tensor(x + rng.random(x.shape))
         return y.to(device, torch.get_default_dtype())
 
-    return whitened(noisy(np.tile(train, (COPIES, 1))), noisy(val), noisy(test))
+    return whitened(noisy(np.tile(train, (copies, 1))), noisy(val), noisy(test))

@@ -125,18 +125,25 @@ def estimate_table(job: TableJob) -> list[Row]:
     return [{**common, **row} for row in fit_and_judge(job.method, data, job.options)]
 
 
-def fit_and_judge(name: str, data: Whitened, options: FitOptions) -> list[Row]:
+def fit_and_judge(
+    name: str, data: Whitened, options: FitOptions, proposed: bool = True
+) -> list[Row]:
     r"""Fits a method and returns a row for each number of network evaluations.
 
     Arguments:
         name: The name of the method.
         data: The rows.
         options: How it is fitted.
+        proposed: Whether there is a proposal, a mixture fitted to the training rows. In hundreds
+            of dimensions there is none worth having; the mass is then that of annealing alone, and
+            the likelihoods, which need one, cannot be fitted.
     """
     dim = data.train.shape[1]
-    proposal = GaussianMixture.fit(
-        data.train[:50_000], _components(len(data.train)), DEFENSIVE, INFLATION
-    )
+    proposal = None
+    if proposed:
+        proposal = GaussianMixture.fit(
+            data.train[:50_000], _components(len(data.train)), DEFENSIVE, INFLATION
+        )
     method = _method(name, proposal)
     generator = step_generator(options.seed, TEST, 0, options.device)
     x_0 = torch.randn(data.val.shape, generator=generator, device=generator.device)
@@ -189,11 +196,13 @@ def draw_pairs_of(train: Tensor) -> DrawPairs:
     return draw_pairs
 
 
-def _method(name: str, proposal: GaussianMixture) -> Method:
+def _method(name: str, proposal: GaussianMixture | None) -> Method:
     r"""Returns a method, the likelihoods being made for the table's proposal."""
     models = {"os-dre-likelihood": one_step, "direct-likelihood": direct}
     if name not in models:
         return METHODS[name]
+    if proposal is None:
+        raise ValueError(f"The method {name!r} needs a proposal, got None.")
     ours = name.startswith("os-dre")
     return Method(
         "OS-DRE (likelihood)" if ours else "Direct (likelihood)",
@@ -210,22 +219,24 @@ def _components(rows: int) -> int:
 def _judge(
     fit: RatioFit,
     data: Whitened,
-    proposal: GaussianMixture,
+    proposal: GaussianMixture | None,
     generator: Generator,
     annealed: bool,
 ) -> Row:
     started = time.monotonic()
     value = log_density(fit, data.test)
     seconds = time.monotonic() - started
-    mass = importance_mass(lambda y: log_density(fit, y), proposal, DRAWS, generator)
+    mass = None
+    if proposal is not None:
+        mass = importance_mass(lambda y: log_density(fit, y), proposal, DRAWS, generator)
     nll = -value.mean().item() - data.log_volume
     check = annealed_mass(fit.model.log_ratio, data.test.shape[1], generator) if annealed else None
     return {
         "nll": nll,
         "nll_error": value.std().item() / math.sqrt(len(value)),
-        "log_mass": mass.value,
-        "log_mass_error": mass.error,
-        "effective": mass.effective,
+        "log_mass": mass and mass.value,
+        "log_mass_error": mass and mass.error,
+        "effective": mass and mass.effective,
         "log_mass_ais": check and check.value,
         "log_mass_ais_error": check and check.error,
         "normalised_nll": nll + trusted(mass, check),
@@ -236,16 +247,18 @@ def _judge(
     }
 
 
-def trusted(importance: LogMass, annealed: LogMass | None) -> float:
+def trusted(importance: LogMass | None, annealed: LogMass | None) -> float:
     r"""Returns the log-mass to normalise by.
 
     Both estimates miss mass sooner than invent it. That of importance sampling is taken if it has
     draws enough and annealing did not find clearly more, else the larger.
 
     Arguments:
-        importance: The estimate by importance sampling.
+        importance: The estimate by importance sampling, if there is one.
         annealed: The estimate by annealing, if there is one.
     """
+    if importance is None:
+        return math.nan if annealed is None else annealed.value
     if annealed is None:
         return importance.value
     error = math.hypot(importance.error, annealed.error)
