@@ -27,6 +27,7 @@ from tqdm import tqdm
 
 from . import distributed
 from .baselines import Classifier, TimeConditionedRatio
+from .calibration import ratio_calibration
 from .data import BenchmarkData, ImageSet
 from .data.development import development_sets
 from .data.preprocess import Preprocess
@@ -79,7 +80,8 @@ class Validation:
     r"""What a run is watched and selected by; called with a ratio, returns named numbers.
 
     `val_near`, `val_far` (the mean over the development sets, each also under its own name),
-    their mean `val_auroc`, and `val_accuracy` with a class head. AUROCs are fractions.
+    their mean `val_auroc`, and `val_accuracy` with a class head; AUROCs are fractions. Of a ratio
+    also its calibration on ID and held-out reference images (:mod:`ood_osdre.calibration`).
 
     Arguments:
         id_val: ID validation images, with labels.
@@ -113,15 +115,19 @@ class Validation:
         r"""Returns the validation numbers of a ratio."""
         id_scores, predicted = self._score(ratio, self.id_val.images)
 
-        def auroc(images: Images) -> float:
-            return ood_metrics(id_scores, self._score(ratio, images)[0]).auroc
+        def scores(images: Images) -> NDArray[np.float32]:
+            return self._score(ratio, images)[0]
 
-        near = {name: auroc(images) for name, images in self.near.items()}
-        far = {name: auroc(images) for name, images in self.far.items()}
+        near_scores = {name: scores(images) for name, images in self.near.items()}
+        near = {name: ood_metrics(id_scores, s).auroc for name, s in near_scores.items()}
+        far = {name: ood_metrics(id_scores, scores(i)).auroc for name, i in self.far.items()}
         numbers = {f"val_far_{name}": value for name, value in far.items()}
         numbers["val_near"] = float(np.mean(list(near.values())))
         numbers["val_far"] = float(np.mean(list(far.values())))
         numbers["val_auroc"] = (numbers["val_near"] + numbers["val_far"]) / 2
+        if not isinstance(ratio, Classifier):  # whose score is no log-ratio
+            calibration = ratio_calibration(id_scores, near_scores["near"])
+            numbers |= {f"val_{k}": v for k, v in calibration._asdict().items()}
         if predicted is not None:
             numbers["val_accuracy"] = float(np.mean(predicted == self.id_val.labels))
         return numbers

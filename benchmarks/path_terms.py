@@ -1,0 +1,141 @@
+r"""What does score matching along the path add to a ratio that is supervised at its end points?
+
+    python benchmarks/path_terms.py screen --data-root DIR
+    python benchmarks/path_terms.py confirm --data-root DIR --only "NAME OF A CANDIDATE"
+    python benchmarks/path_terms.py few --data-root DIR --only "NAME OF A CANDIDATE"
+    python benchmarks/path_terms.py mixed --data-root DIR --only "NAME OF A CANDIDATE"
+
+The protocol, fixed before the first run:
+
+- The base is the shipped default (end-point + class + broad). A candidate is the base and one
+  thing more, with the same seed, data, network and number of steps.
+- `screen` tries every candidate with two seeds. The one with the largest mean paired difference of
+  validation AUROC goes on, whatever its sign.
+- `confirm` trains it and the base with five fresh seeds. It *helps*, or harms, if the 95 %
+  t-interval of the paired difference lies on one side of 0; else the answer is that nothing is seen
+  at this budget, and how large a difference would have been seen is the interval's width.
+- `few` does the same with 2,000 training images of each set, `mixed` with a reference of which 30 %
+  are ID images, whether or not `confirm` found anything.
+- Everything is decided on validation. Test sets are scored, as the main command does, and not
+  looked at; the table has no column for them.
+
+Calibration is that of the log-ratio on ID validation images and reference classes held out of
+training: 0 at the truth, see `ood_osdre/calibration.py`. Runs that are done are skipped.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from comparison import markdown_rows
+from grid import Method, add_arguments, run_grid, slug
+from scipy import stats
+
+RESULTS = Path(__file__).parent / "results" / "path_terms"
+
+BASE = "base"
+ENDS = ["objective.endpoint=1", "objective.class_weight=0.5", "data.broaden=0.33"]
+CONSTANT = [*ENDS, "objective.weight=constant"]
+CANDIDATES = {
+    "time score matching, 0.02": [*CONSTANT, "objective.time_score=0.02"],
+    "time score matching, 0.1": [*CONSTANT, "objective.time_score=0.1"],
+    # The weight v(t) is largest in the middle of the bridge, 1/V where the target is quietest.
+    "time score matching, weight of the noise": [
+        *ENDS, "objective.weight=noise_variance", "objective.time_score=1",
+    ],
+    "path difference, 0.02": [*CONSTANT, "objective.path_difference=0.02"],
+    "conditional, antithetic per block": [
+        *ENDS, "objective.conditional=0.1", "objective.conditional_form=antithetic_per_block",
+    ],
+    # No term, but what a path brings along: noise at the ends, ten times the default's.
+    "end points with ten times the noise": [*ENDS, "path.eps=0.05"],
+}  # fmt: skip
+METHODS = {BASE: ENDS, **CANDIDATES}
+
+# Seeds, steps and further options of each stage.
+STAGES: dict[str, tuple[range, int, list[str]]] = {
+    "screen": (range(2), 600, []),
+    "confirm": (range(10, 15), 1000, []),
+    "few": (range(10, 15), 600, ["data.train_limit=2000"]),
+    "mixed": (range(10, 15), 600, ["data.mixture=0.3"]),
+}
+
+# Validation numbers: their names in the records, and the factor to what is shown.
+COLUMNS = {
+    "val AUROC": ("val_auroc", 100),
+    "near": ("val_near", 100),
+    "far": ("val_far", 100),
+    "log E_0[r]": ("val_log_mass_0", 1),
+    "log E_1[1/r]": ("val_log_mass_1", 1),
+    "posterior error": ("val_posterior_error", 100),
+}
+
+
+def read(folder: Path, name: str) -> dict[int, dict[str, float]]:
+    r"""Returns the validation numbers of a method's runs by seed."""
+    runs = {}
+    for file in (folder / slug(name)).glob("seed-*/run.json"):
+        record = json.loads(file.read_text())
+        runs[record["seed"]] = record["validation"]["best"]
+    return runs
+
+
+def paired(values: Sequence[float]) -> str:
+    r"""Returns a mean difference, with its 95 % t-interval from three pairs on."""
+    mean, n = float(np.mean(values)), len(values)
+    if n < 3:
+        return f"{mean:+.2f}"
+    half = stats.t.ppf(0.975, n - 1) * np.std(values, ddof=1) / np.sqrt(n)
+    return f"{mean:+.2f} ± {half:.2f}"
+
+
+def table(folder: Path) -> str:
+    r"""Returns the table of a stage: the base, then differences of each candidate from it.
+
+    Arguments:
+        folder: The folder of the stage.
+    """
+    base = read(folder, BASE)
+    rows = []
+    if base:
+        means = [np.mean([scale * run[key] for run in base.values()]) for key, scale in _columns()]
+        rows.append([BASE, str(len(base)), *(f"{mean:.2f}" for mean in means)])
+    for name in CANDIDATES:
+        runs = read(folder, name)
+        seeds = sorted(base.keys() & runs.keys())
+        if not seeds:
+            continue
+        cells = [
+            paired([scale * (runs[seed][key] - base[seed][key]) for seed in seeds])
+            for key, scale in _columns()
+        ]
+        rows.append([name, str(len(seeds)), *cells])
+    return markdown_rows(["method", "seeds", *COLUMNS], rows)
+
+
+def _columns() -> list[tuple[str, int]]:
+    return list(COLUMNS.values())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    r"""Runs a stage and prints its table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("stage", choices=list(STAGES))
+    add_arguments(parser, list(METHODS), RESULTS)
+    args = parser.parse_args(argv)
+    seeds, args.steps, further = STAGES[args.stage]
+    args.first_seed, args.seeds = seeds.start, len(seeds)
+    args.out = args.out / args.stage
+    args.only = list(dict.fromkeys([BASE, *args.only]))
+    status = run_grid({name: Method([*o, *further]) for name, o in METHODS.items()}, args)
+    print(table(args.out))
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
