@@ -42,7 +42,6 @@ CONSTANT = [*ENDS, "objective.weight=constant"]
 CANDIDATES = {
     "time score matching, 0.02": [*CONSTANT, "objective.time_score=0.02"],
     "time score matching, 0.1": [*CONSTANT, "objective.time_score=0.1"],
-    # The weight v(t) is largest in the middle of the bridge, 1/V where the target is quietest.
     "time score matching, weight of the noise": [
         *ENDS, "objective.weight=noise_variance", "objective.time_score=1",
     ],
