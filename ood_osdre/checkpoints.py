@@ -18,6 +18,7 @@ __all__ = [
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,8 @@ from .files import as_json, atomic_path, sweep, write_json_atomic
 MODEL, STATE = "model", "state"
 VERSION = 1
 # What the file says of itself, beside the metadata.
-OWN_KEYS, SEAL = ("format", "tensors", "sha256"), "metadata_sha256"
+SEAL = "metadata_sha256"
+OWN_KEYS = ("format", "tensors", "sha256", SEAL)
 
 
 def exists(folder: Path, name: str) -> bool:
@@ -53,8 +55,13 @@ def write_checkpoint(
 
     Returns:
         The SHA-256 of the tensors' file.
+
+    Raises:
+        UserError: If the folder has a JSON file of that name that is no checkpoint, or it cannot
+            be written.
     """
     path = folder / f"{name}.json"
+    _refuse_foreign(path)
     try:
         seal = _seal(as_json(metadata))
     except ValueError as error:
@@ -67,7 +74,8 @@ def write_checkpoint(
     own = {"format": VERSION, "tensors": final.name, "sha256": digest, SEAL: seal}
     write_json_atomic(path, {**own, **metadata})
     for stale in folder.glob(f"{name}-*.safetensors"):
-        if stale != final:
+        # What a killed process left included, but nobody else's files.
+        if stale != final and re.fullmatch(rf"{name}-[0-9a-f]{{12}}", stale.stem):
             stale.unlink()
     sweep(folder)
     return digest
@@ -90,24 +98,21 @@ def read_checkpoint(folder: Path, name: str) -> tuple[dict[str, Tensor], dict[st
     try:
         metadata = json.loads(path.read_text())
         own = {key: metadata.pop(key) for key in OWN_KEYS}
-        seal = metadata.pop(SEAL, None)  # absent from the first checkpoints of this format
         tensors, digest = folder / own["tensors"], own["sha256"]
         if own["format"] != VERSION:
             raise UserError(f"{path}: format {own['format']}, expected {VERSION}.")
-        if seal not in (None, _seal(metadata)):
+        if own[SEAL] != _seal(metadata):
             raise UserError(f"{path}: edited, its SHA-256 is not the one it was written with.")
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{folder}: no checkpoint here, expected a file {name}.json.") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}.") from None
-    except (
-        json.JSONDecodeError,
-        UnicodeDecodeError,
-        KeyError,
-        TypeError,
-        AttributeError,
-    ) as error:
-        raise UserError(f"{path}: not a checkpoint of ood_osdre ({error!r}).") from None
+    except UserError:
+        raise
+    # JSON that is broken, too deep or of another shape.
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+        reason = " ".join(repr(error).split())[:80]
+        raise UserError(f"{path}: not a checkpoint of ood_osdre ({reason}).") from None
     try:
         content = tensors.read_bytes()
     except FileNotFoundError:
@@ -160,5 +165,20 @@ def _seal(metadata: object) -> str:
     return hashlib.sha256(json.dumps(metadata, sort_keys=True).encode()).hexdigest()
 
 
+def _refuse_foreign(path: Path) -> None:
+    r"""Raises an error if a file is there that is no checkpoint's, and would be replaced."""
+    try:
+        found = json.loads(path.read_text())
+    except OSError:  # nothing there, or nothing that can be written over
+        return
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict) or not found.keys() >= {*OWN_KEYS}:
+        raise UserError(f"{path}: is there already and no checkpoint; choose another folder.")
+
+
 def _shape(tensor: Tensor | None) -> str:
-    return "absent" if tensor is None else str(tuple(tensor.shape))
+    if tensor is None:
+        return "absent"
+    # Precisions may differ, but weights are no integers.
+    return f"{tuple(tensor.shape)}{'' if tensor.is_floating_point() else ' of integers'}"

@@ -29,9 +29,11 @@ def claimed(folder: Path, option: str = "") -> Iterator[None]:
     where = f"{option} {folder}".strip()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        handle = (folder / LOCK).open("w")
+        handle = (folder / LOCK).open("a")
     except OSError as error:
         raise UserError(f"{where}: cannot be written: {error.strerror}") from None
+    except ValueError as error:  # a null character
+        raise UserError(f"{where!r}: cannot be written: {error}") from None
     with handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -135,7 +135,7 @@ def load_config(
     Arguments:
         name: The name of a configuration that the package ships, or the path of a YAML file.
         overrides: `"section.key=value"` texts with YAML values, or `(key, value)` pairs, in
-            which text is read as YAML too.
+            which text is read as YAML too, but for options that are text.
     """
     path = find("configs", str(name))
     mapping = _read(path)
@@ -223,7 +223,11 @@ def _override(override: str | tuple[str, Any]) -> dict[str, Any]:
         key, value = override
     key = key.strip()
 
-    if isinstance(value, str):
+    # A name or a path given apart from its key is no YAML: it may hold `#`, or be `null`.
+    literal = not isinstance(override, str) and key in KEYS and _is_text(key)
+    if isinstance(value, str) and literal and not value:
+        raise UserError(f"option {key}: is empty, expected a name or a path.")
+    if isinstance(value, str) and not literal:
         text, value = value, parse_yaml(value, f"option {key}")
         # A title may well be a number: where text is expected, text it stays.
         if value is not None and key in KEYS and not isinstance(value, str) and _is_text(key):

@@ -4,9 +4,8 @@ A finished run folder holds `metrics.csv`, `metrics.md`, `scores.npz`, `score_de
 `run.json`, besides the selected model (`model.json` and its tensors) and `log.jsonl`.
 """
 
-__all__ = ["Scorer", "evaluate_run", "finished_table", "load_scorer", "train_run"]
+__all__ = ["Scorer", "evaluate_run", "load_scorer", "train_run"]
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,6 @@ from .building import build_ratio, prepare_objective
 from .config import Config
 from .data import BenchmarkData
 from .data.batches import PairBatches
-from .data.lists import first
 from .data.preprocess import Preprocess
 from .errors import UserError
 from .evaluation import (
@@ -36,7 +34,8 @@ from .paths import Moments
 from .plots import score_density
 from .ratio import RatioModel
 from .records import RunRecord
-from .scores import Scores, read_scores, write_scores
+from .run_folders import identity, run_table
+from .scores import write_scores
 from .tables import MetricsTable
 from .training import Outcome, Trainer
 
@@ -221,7 +220,7 @@ def evaluate_run(
         model, data, scorer.preprocess, config.evaluation.batch_size, progress
     )
     scores, title = done.scores, data.manifest.title
-    table = _table(
+    table = run_table(
         scores,
         data,
         accuracy=done.accuracy,
@@ -250,8 +249,8 @@ def evaluate_run(
         device=device_name(device),
         data={
             "reference": table.reference,
-            "checksums": data.checksums,
             "counts": scores.counts(),
+            **identity(data),
         },
         absent=data.absent,
         selection=selection,
@@ -261,78 +260,6 @@ def evaluate_run(
         results={"accuracy": done.accuracy, "parameters": table.parameters},
     ).write(folder / "run.json")
     return table
-
-
-def finished_table(folder: Path, config: Config, data: BenchmarkData) -> MetricsTable:
-    r"""Makes the table of a finished run from its scores; no image is scored again.
-
-    Arguments:
-        folder: The run folder.
-        config: The configuration that the run should have had.
-        data: The benchmark.
-
-    Raises:
-        UserError: If the run was another one.
-    """
-    record = json.loads((folder / "run.json").read_text())
-    if (record["config"], record["benchmark"]) != (config.to_dict(), data.manifest.name):
-        then = {**record["config"], "benchmark": record["benchmark"]}
-        now = {**config.to_dict(), "benchmark": data.manifest.name}
-        raise UserError(
-            f"{folder / 'run.json'}: a finished run that differs in {_difference(then, now)}; "
-            "choose another --out."
-        )
-    scores = read_scores(folder / "scores.npz")
-    return _table(
-        scores,
-        data,
-        accuracy=record["results"]["accuracy"],
-        seconds=record["score_seconds"],
-        parameters=record["results"]["parameters"],
-        reference=record["data"]["reference"],
-        steps=config.training.steps,
-    )
-
-
-def _difference(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    r"""Says in what two configurations differ, one key after the other."""
-
-    def flat(config: Mapping[str, Any]) -> dict[str, Any]:
-        sections = {k: v if isinstance(v, Mapping) else {"": v} for k, v in config.items()}
-        return {f"{s}.{k}".rstrip("."): v for s, keys in sections.items() for k, v in keys.items()}
-
-    old, new = flat(then), flat(now)
-    return first(
-        [
-            f"{key}={old.get(key)} (not {new.get(key)})"
-            for key in sorted({*old, *new})
-            if old.get(key) != new.get(key)
-        ],
-        "key",
-    )
-
-
-def _table(
-    scores: Scores,
-    data: BenchmarkData,
-    accuracy: float | None,
-    seconds: float,
-    parameters: int,
-    reference: str | None,
-    steps: int,
-) -> MetricsTable:
-    r"""Returns the table of a run, whether it was just scored or read from its files."""
-    return MetricsTable.of(
-        scores.metrics(),
-        title=data.manifest.title,
-        absent=data.absent_by_role(),
-        accuracy=accuracy,
-        seconds=seconds,
-        parameters=parameters,
-        counts=scores.counts(),
-        reference=reference,
-        steps=steps,
-    )
 
 
 def device_name(device: torch.device) -> str:
@@ -353,5 +280,8 @@ def _metadata(config: Config, data: BenchmarkData, classes: int) -> dict[str, An
         "std": list(manifest.std),
         "size": manifest.size,
         "reference": data.reference_name,
-        "checksums": {k: v for k, v in data.checksums.items() if not k.startswith(test_sets)},
+        **{
+            kind: {k: v for k, v in values.items() if not k.startswith(test_sets)}
+            for kind, values in identity(data).items()
+        },
     }

@@ -14,6 +14,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -121,6 +122,8 @@ def sweep(folder: Path, age: float = 86_400.0) -> None:
         age: The age in seconds from which a file is taken for abandoned.
     """
     for path in folder.glob(".*.tmp*"):
+        if not re.fullmatch(r"\.[0-9a-f]{32}\.tmp.*", path.name):  # somebody else's
+            continue
         try:
             if time.time() - path.stat().st_mtime >= age:
                 path.unlink()

@@ -1,7 +1,15 @@
 r"""The provenance of results: what has to be known to repeat a run or to doubt it."""
 
-__all__ = ["RunRecord", "command_line", "git_commit", "library_versions", "platform_summary"]
+__all__ = [
+    "RunRecord",
+    "command_line",
+    "git_commit",
+    "library_versions",
+    "platform_summary",
+    "read_record",
+]
 
+import json
 import os
 import platform
 import subprocess
@@ -14,8 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from . import __version__
+from .errors import UserError
 from .files import write_json_atomic
 
+# Where code and configurations of the clone are, as git names files.
+CODE = ("*.py", ":/benchmarks/*.py", ":/configs/*.yml", ":/data_manifests/*.yml")
 LIBRARIES = ("torch", "torchvision", "timm", "numpy", "scipy", "scikit-learn", "pillow")
 
 
@@ -66,6 +77,39 @@ class RunRecord:
         write_json_atomic(path, self)
 
 
+def read_record(path: str | os.PathLike[str]) -> dict[str, Any]:
+    r"""Reads a record that :meth:`RunRecord.write` wrote.
+
+    Raises:
+        UserError: If the file cannot be read or is no such record.
+    """
+    try:
+        record = json.loads(Path(path).read_bytes())
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}.") from None
+    except (ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:80]
+        raise UserError(f"{path}: not a run record ({reason}).") from None
+    wrong = _mismatch(record)
+    if wrong:
+        raise UserError(f"{path}: not a run record, {wrong}.")
+    return record
+
+
+# What a reader of a finished run relies on.
+NEEDED = {"config": dict, "data": dict, "results": dict, "absent": list, "score_seconds": float}
+
+
+def _mismatch(record: object) -> str:
+    if not isinstance(record, dict):
+        return f"found a {type(record).__name__}, expected a mapping"
+    for key, kind in NEEDED.items():
+        if not isinstance(record.get(key), kind):
+            return f"{key} is a {type(record.get(key)).__name__}, expected a {kind.__name__}"
+    missing = {"accuracy", "parameters"} - record["results"].keys()
+    return f"results.{min(missing)} is missing" if missing else ""
+
+
 def command_line() -> list[str]:
     r"""Reads the command line as it was given.
 
@@ -84,8 +128,9 @@ def git_commit(folder: str | os.PathLike[str] | None = None) -> dict[str, Any] |
         folder: The folder; this package's by default.
 
     Returns:
-        The `revision`, and whether tracked files are `dirty`; None if git does not track the
-        folder, as for a package that is merely installed below somebody's repository.
+        The `revision`, and whether the clone is `dirty`: tracked files are changed, or there is
+        code or a configuration that git does not know. None if git does not track the folder, as
+        for a package that is merely installed below somebody's repository.
     """
     folder = Path(__file__).parent if folder is None else Path(folder)
     # In a git hook, these point to another repository
@@ -107,7 +152,8 @@ def git_commit(folder: str | os.PathLike[str] | None = None) -> dict[str, Any] |
 
         return {
             "revision": git("rev-parse", "HEAD"),
-            "dirty": git("status", "--porcelain", "--untracked-files=no") != "",
+            "dirty": git("status", "--porcelain", "--untracked-files=no") != ""
+            or git("ls-files", "--others", "--exclude-standard", *CODE) != "",
         }
     except (OSError, subprocess.SubprocessError):
         return None

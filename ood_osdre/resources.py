@@ -7,6 +7,7 @@ without `.yml` or by a path. The clone wins, so that an edited file is the one t
 
 __all__ = ["KINDS", "find", "names"]
 
+import os
 from pathlib import Path
 
 from .errors import UserError
@@ -50,7 +51,7 @@ def find(kind: str, name: str) -> Path:
             if name == Path(name).name and (folder / f"{name}{suffix}").is_file():
                 return folder / f"{name}{suffix}"
 
-    if Path(name).is_file():
+    if os.path.isfile(name):  # false, too, for a name that no file can have
         return Path(name)
 
     known = names(kind)

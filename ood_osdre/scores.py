@@ -8,7 +8,9 @@ OOD sets. It is all that metrics, tables and plots are made of, so it is kept on
 __all__ = ["ScoredSet", "Scores", "read_scores", "write_scores"]
 
 import os
+import tokenize
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -133,6 +135,24 @@ def write_scores(path: str | os.PathLike[str], scores: Scores) -> None:
         )
 
 
+# What NumPy raises on a damaged archive depends on the byte.
+UNREADABLE = (
+    OSError,
+    EOFError,
+    TypeError,
+    ValueError,
+    IndexError,
+    NotImplementedError,
+    SyntaxError,
+    AttributeError,
+    MemoryError,
+    OverflowError,
+    zipfile.BadZipFile,
+    zlib.error,
+    tokenize.TokenError,
+)
+
+
 def read_scores(path: str | os.PathLike[str]) -> Scores:
     r"""Reads the scores that :func:`write_scores` wrote.
 
@@ -147,8 +167,14 @@ def read_scores(path: str | os.PathLike[str]) -> Scores:
         raise UserError(f"{path}: no such file, expected the scores of a run") from None
     except KeyError as error:
         raise UserError(f"{path}: {error.args[0]}, expected the scores of a run") from None
-    except (OSError, EOFError, TypeError, ValueError, zipfile.BadZipFile) as error:
-        raise UserError(f"{path}: not a readable scores file ({error})") from None
+    except UNREADABLE as error:
+        reason = " ".join(str(error).split())[:80]
+        raise UserError(f"{path}: not a readable scores file ({reason})") from None
+    sizes = {array.shape for array in (score, label, name, set_name, role)}
+    odd = set(np.unique(role).tolist()) - set(ROLES)
+    if len(sizes) > 1 or len(score.shape) != 1 or odd:
+        found = f"the role {min(odd)!r}" if odd else f"arrays of shapes {sorted(sizes)}"
+        raise UserError(f"{path}: holds {found}, expected the scores of a run")
 
     _, first = np.unique(set_name, return_index=True)
     scores = Scores()

@@ -211,7 +211,7 @@ class TrainingConfig(Section):
     compile: bool = False
     channels_last: bool = True
     checkpoint_every: Count = 500
-    seed: Natural = 0
+    seed: Annotated[int, Range(0, 1e9)] = 0
 
 
 @dataclass(frozen=True)

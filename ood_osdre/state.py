@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from . import checkpoints
+from .errors import UserError
 
 
 def pack_state(
@@ -55,12 +56,16 @@ def unpack_state(
         own = {k.removeprefix(f"{part}."): v for k, v in tensors.items() if _in(k, part)}
         checkpoints.restore(module, own, source)
     state: dict[int, dict[str, Tensor]] = {}
-    for key, value in tensors.items():
-        if _in(key, "optimizer"):
-            _, index, name = key.split(".")
-            state.setdefault(int(index), {})[name] = value
-    groups = optimizer.state_dict()["param_groups"]
-    optimizer.load_state_dict({"state": state, "param_groups": groups})
+    try:
+        for key, value in tensors.items():
+            if _in(key, "optimizer"):
+                _, index, name = key.split(".")
+                state.setdefault(int(index), {})[name] = value
+        groups = optimizer.state_dict()["param_groups"]
+        optimizer.load_state_dict({"state": state, "param_groups": groups})
+    except (ValueError, KeyError) as error:
+        reason = " ".join(str(error).split())[:80]
+        raise UserError(f"{source}: the optimiser's tensors are not its own ({reason}).") from None
 
 
 def _in(key: str, part: str) -> bool:

@@ -43,6 +43,8 @@ REPORT_EVERY, LOG_EVERY = 20, 100
 
 # The log of a run, one JSON object a line, in its folder.
 LOG = "log.jsonl"
+# What of an outcome the checkpoint holds.
+PROGRESS = ("step", "seconds", "best", "history")
 
 Validate = Callable[[RatioModel], Mapping[str, float]]
 
@@ -271,10 +273,7 @@ class Trainer:
             return
         out = self.outcome
         metadata = {
-            "step": out.step,
-            "seconds": out.seconds,
-            "best": out.best,
-            "history": out.history,
+            **{key: getattr(out, key) for key in PROGRESS},
             "scaler": self.scaler.state_dict(),
             "run": self.metadata,
         }
@@ -286,6 +285,8 @@ class Trainer:
             return
         tensors, metadata = checkpoints.read_checkpoint(self.folder, checkpoints.STATE)
         source = self.folder / f"{checkpoints.STATE}.json"
+        if missing := {"run", "scaler", *PROGRESS} - metadata.keys():
+            raise UserError(f"{source}: {min(missing)} is missing, expected the state of a run.")
         if metadata["run"] != json.loads(json.dumps(self.metadata)):
             raise UserError(
                 f"{source}: written by a run with another configuration or other data, "
@@ -294,21 +295,15 @@ class Trainer:
         self.kept = copy.deepcopy(self.averaged)
         unpack_state(tensors, self._modules(), self.optimizer, source)
         self.scaler.load_state_dict(metadata["scaler"])
-        self.outcome = Outcome(
-            step=metadata["step"],
-            seconds=metadata["seconds"],
-            best=metadata["best"],
-            history=metadata["history"],
-        )
+        self.outcome = Outcome(**{key: metadata[key] for key in PROGRESS})
 
     def _start_log(self) -> None:
         r"""Drops what a run that was interrupted logged after its last checkpoint."""
         if self.output is None:
             return
         path = self.output / LOG
-        lines = path.read_text().splitlines() if path.is_file() else []
-        whole = [line for line in lines if line.endswith("}")]
-        kept = [line for line in whole if json.loads(line)["step"] <= self.outcome.step]
+        lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
+        kept = [line for line in lines if _step_of(line) <= self.outcome.step]
         write_text_atomic(path, "".join(f"{line}\n" for line in kept))
 
     def _check_finite(self, losses: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -332,6 +327,14 @@ class _Together(nn.Module):
 
     def forward(self, draw: Draw) -> dict[str, Tensor]:
         return self.objective(self.ratio, draw)
+
+
+def _step_of(line: str) -> float:
+    r"""Returns the step of a line of the log; infinity for a line that was cut short."""
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return math.inf
 
 
 def _stop_reason(received: list[int], budget: float | None, elapsed: float) -> str:

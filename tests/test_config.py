@@ -191,7 +191,7 @@ def test_sections_built_in_code_are_checked_too() -> None:
         ("training: {lr: .inf}", "training.lr: got inf, expected a number > 0."),
         ("training: {ema: 1.0}", "training.ema: got 1.0, expected a number in [0, 1)."),
         ("training: {compile: 1}", "training.compile: got 1, expected true or false."),
-        ("training: {seed: null}", "training.seed: got null, expected an integer >= 0."),
+        ("training: {seed: null}", "training.seed: got null, expected an integer in [0, 1e+09]."),
         ("data: {broaden: 1.1}", "data.broaden: got 1.1, expected a number in [0, 1]."),
         ("data: {val_limit: 0}", "data.val_limit: got 0, expected an integer >= 1, or null."),
         ("objective: {endpoint: .nan}", "objective.endpoint: got nan, expected a number >= 0."),

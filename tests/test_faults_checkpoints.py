@@ -80,15 +80,14 @@ def test_pickles_in_their_usual_wrapping_are_not_unpickled_either(
         with pytest.raises(UserError, match="truncated or changed"):
             load_scorer(tmp_path)
         # Even if the sum is right, the tensors' file must be safetensors.
-        write_json_atomic(
-            tmp_path / "model.json",
-            {"format": 1, "tensors": file.name, "sha256": sha256(file.read_bytes())},
-        )
+        content = json.loads((tmp_path / "model.json").read_text())
+        content["sha256"] = sha256(file.read_bytes())
+        write_json_atomic(tmp_path / "model.json", content)
         with pytest.raises(UserError, match="not a safetensors file"):
             read_checkpoint(tmp_path, MODEL)
     else:
         np.save(tmp_path / "x.npy", bomb, allow_pickle=True)
-        with pytest.raises(UserError, match="not a readable array"):
+        with pytest.raises(UserError, match=r"not a (readable|whole .npy) array"):
             read(tmp_path / "x.npy", 32, "images")
     assert not trace.exists()
 
@@ -116,15 +115,6 @@ def test_edited_metadata_are_refused(tmp_path: Path, key: str) -> None:
     path.write_text(json.dumps(content))
     with pytest.raises(UserError, match=r"model\.json: edited"):
         read_checkpoint(tmp_path, MODEL)
-
-
-def test_a_checkpoint_from_before_the_seal_is_read(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path, MODEL, TENSORS, {"step": 3})
-    path = tmp_path / "model.json"
-    content = json.loads(path.read_text())
-    del content[checkpoints.SEAL]
-    path.write_text(json.dumps(content))
-    assert read_checkpoint(tmp_path, MODEL)[1] == {"step": 3}
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])

@@ -221,7 +221,7 @@ def test_two_runs_in_one_folder(tmp_path: Path) -> None:
 
 def test_what_a_killed_run_left_half_written_is_swept(tmp_path: Path) -> None:
     x = np.random.default_rng(0).normal(size=(30, 2))
-    half = tmp_path / ".0123456789abcdef.tmp.safetensors"
+    half = tmp_path / f".{'0123456789abcdef' * 2}.tmp.safetensors"
     half.write_bytes(bytes(100))
     OneStepDetector(VECTORS, **TINY).fit(x, x + 1, folder=tmp_path)
     assert not half.exists()

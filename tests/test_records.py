@@ -83,6 +83,13 @@ def test_commit_is_that_of_a_tracked_folder(
     monkeypatch.setenv("GIT_DIR", os.fspath(tmp_path / "elsewhere"))
     assert git_commit(package) == {"revision": revision, "dirty": False}
 
+    # Code that git does not know counts, a result does not.
+    (package / "new.csv").write_text("1")
+    assert git_commit(package) == {"revision": revision, "dirty": False}
+    (package / "new.py").write_text("1")
+    assert git_commit(package) == {"revision": revision, "dirty": True}
+    (package / "new.py").unlink()
+
     (package / "a.py").write_text("2")
     assert git_commit(package) == {"revision": revision, "dirty": True}
 

@@ -7,10 +7,11 @@ of the benchmark in one pass. With no arguments it runs on images that scikit-le
 __all__ = ["main"]
 
 import argparse
+import io
 import logging
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from ..config import Config, load_config, override_config
 from ..data.manifests import BENCHMARKS, benchmark_names
 from ..errors import UserError
 from ..resources import names
+from ..run_folders import RESULTS, holds, is_of, refuse_existing
 
 if TYPE_CHECKING:
     import torch
@@ -70,7 +72,7 @@ def parser() -> argparse.ArgumentParser:
         help="run folder (default: in ./runs, named by what is run)",
     )
     add("--max-steps", type=positive, metavar="N", help="shorten training to N steps")
-    add("--time-budget", type=float, metavar="S", help="save and stop after S seconds")
+    add("--time-budget", type=seconds, metavar="S", help="save and stop after S seconds")
     add("--resume", action="store_true", help="go on with the runs of the folder")
     add("--quiet", action="store_true", help="no progress bars")
     add("overrides", nargs="*", metavar="KEY=VALUE", help="any key of the configuration")
@@ -81,6 +83,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     r"""Runs the command and returns its exit status."""
     args = parser().parse_intermixed_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without ± gets a ?
     try:
         return run(args)
     except UserError as error:
@@ -89,6 +93,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("error: interrupted", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # the reader of the table has gone; the files are written
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        return FAILED
     finally:
         if "RANK" in os.environ:
             from ..distributed import leave
@@ -133,23 +140,25 @@ def train_and_evaluate(args: argparse.Namespace) -> "MetricsTable | None":
         seed: args.out if args.seeds == 1 else args.out / f"seed-{seed}"
         for seed in range(config.training.seed, config.training.seed + args.seeds)
     }
-    if not args.resume:
-        refuse_existing(folders.values())
+    refuse_existing(args.out, folders, args.resume)
     data = load_benchmark(
         manifest, args.data_root, args.cache_dir, config.reference, progress=not args.quiet
     )
 
     with claim(args.out):
-        if not args.resume:  # again, as loading may have taken a while
-            refuse_existing(folders.values())
+        refuse_existing(args.out, folders, args.resume)  # again, as loading may have taken a while
         tables = []
         for seed, folder in folders.items():
             seeded = replace(config, training=replace(config.training, seed=seed))
-            table = one_seed(args, seeded, data, folder, device)
+            with nullcontext() if folder == args.out else claim(folder):
+                table = one_seed(args, seeded, data, folder, device)
             if table is None:
                 return None
             tables.append(table)
-        table = aggregate(tables)
+        try:
+            table = aggregate(tables)
+        except ValueError as error:
+            raise UserError(f"--out {args.out}: {error}; choose another folder.") from None
         if len(tables) > 1:
             table.to_csv(args.out / "metrics.csv")
             write_text_atomic(args.out / "metrics.md", table.to_markdown())
@@ -167,7 +176,8 @@ def one_seed(
 
     A seed that is finished is not evaluated again: its table is made from its scores.
     """
-    from ..experiment import evaluate_run, finished_table, train_run
+    from ..experiment import evaluate_run, train_run
+    from ..run_folders import finished_table
 
     if args.resume and (folder / "run.json").exists():
         return finished_table(folder, config, data)
@@ -181,15 +191,6 @@ def one_seed(
         )
         return None
     return evaluate_run(scorer, data, config, folder, selection, outcome, not args.quiet)
-
-
-def refuse_existing(folders: Iterable[Path]) -> None:
-    r"""Raises an error if one of some folders holds a run."""
-    for folder in folders:
-        if os.path.exists(folder / "state.json"):  # False for a name that no file can have
-            raise UserError(
-                f"{folder}: holds a run already; go on with --resume or choose another --out."
-            )
 
 
 def evaluate_checkpoint(args: argparse.Namespace) -> "MetricsTable":
@@ -208,7 +209,7 @@ def evaluate_checkpoint(args: argparse.Namespace) -> "MetricsTable":
     for override in args.overrides:
         if not override.startswith("evaluation."):
             raise UserError(f"option {override!r}: only evaluation.* applies to a --checkpoint.")
-    if not args.checkpoint.is_dir():
+    if not os.path.isdir(args.checkpoint):
         raise UserError(f"--checkpoint {args.checkpoint}: no such folder, expected a run's.")
     device = pick_device(args.device)
 
@@ -229,11 +230,18 @@ def evaluate_checkpoint(args: argparse.Namespace) -> "MetricsTable":
     )
     scorer.refuse_other_size(data.id_test.images, f"benchmark {manifest.name}")
 
-    args.out = args.out or Path("runs") / f"{args.checkpoint.resolve().name}-on-{manifest.name}"
+    if args.out is None:
+        path = args.checkpoint.resolve()
+        # A seed's folder says little without the run's.
+        name = f"{path.parent.name}-{path.name}" if path.name.startswith("seed-") else path.name
+        args.out = Path("runs") / f"{name}-on-{manifest.name}"
     with claim(args.out):
-        if (args.out / "state.json").exists():
-            raise UserError(f"--out {args.out}: holds a training run, choose another folder.")
         selection = f"given: {source}"
+        if holds(args.out, *RESULTS) and not is_of(args.out, selection):
+            raise UserError(
+                f"--out {args.out}: holds other results than those of --checkpoint {source}; "
+                "choose another folder."
+            )
         return evaluate_run(scorer, data, config, args.out, selection, progress=not args.quiet)
 
 
@@ -284,6 +292,14 @@ def pick_device(name: str) -> "torch.device":
 def claim(folder: Path) -> AbstractContextManager[None]:
     r"""Holds a run folder against a second run; the first process does so for all of a run."""
     return claimed(folder, "--out") if first_process() else nullcontext()
+
+
+def seconds(text: str) -> float:
+    r"""Reads a number of seconds."""
+    value = float(text)
+    if not value >= 0:
+        raise argparse.ArgumentTypeError(f"got {text}, expected at least 0")
+    return value
 
 
 def positive(text: str) -> int:

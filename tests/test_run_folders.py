@@ -1,0 +1,244 @@
+r"""Run folders: nothing is written over, and a finished run is believed only on its own data."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from image_roots import as_cifar, make_root, write_image
+
+from ood_osdre import checkpoints
+from ood_osdre.commands.eval_ood import FAILED, UNFINISHED, main
+from ood_osdre.errors import UserError
+from ood_osdre.records import read_record
+from ood_osdre.scores import Scores, read_scores, write_scores
+
+FAST = ["--quiet", "--device", "cpu", "network.width=0.125", "network.depths=[1, 1, 1, 1]"]
+FAST += ["training.batch_size=4", "data.val_limit=10", "training.warmup=1", "data.crop=2"]
+
+
+@pytest.fixture(autouse=True)
+def float32() -> None:
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    r"""Returns a data root and the folder of a run on it."""
+    torch.set_default_dtype(torch.float32)
+    root = tmp_path_factory.mktemp("root")
+    make_root(root)
+    as_cifar(root)
+    out = root / "run"
+    assert main(command(root, out)) == 0
+    return root, out
+
+
+@pytest.fixture
+def copied(finished: tuple[Path, Path], tmp_path: Path) -> tuple[Path, Path]:
+    r"""Returns copies of both, to be changed."""
+    root = tmp_path / "root"
+    # With their times of change, which are a part of what identifies files.
+    shutil.copytree(finished[0], root)
+    return root, root / "run"
+
+
+def command(root: Path, out: Path, *more: str) -> list[str]:
+    names = ["--id", "cifar10", "--config", "cifar10_cpu", "--benchmark", str(root / "toy.yml")]
+    return [*names, "--data-root", str(root), "--out", str(out), "--max-steps", "2", *FAST, *more]
+
+
+def refusal(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    capsys.readouterr()
+    assert main(arguments) == FAILED
+    captured = capsys.readouterr()
+    assert not captured.out
+    return captured.err.strip().splitlines()[-1]
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(p): p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name != ".lock"}
+
+
+def another_image(root: Path) -> None:
+    for path in sorted((root / "images_classic" / "near").rglob("*.png")):
+        write_image(path, seed=path.stat().st_size + 1)
+
+
+def set_gone(root: Path) -> None:
+    shutil.rmtree(root / "images_classic" / "far away")
+
+
+@pytest.mark.parametrize(
+    ("change", "named"), [(another_image, "pixels.near/near"), (set_gone, "absent")]
+)
+def test_a_finished_run_is_not_told_again_on_other_data(
+    copied: tuple[Path, Path],
+    change: Callable[[Path], None],
+    named: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    root, out = copied
+    assert main(command(root, out, "--resume")) == 0
+    change(root)
+    before = content(out)
+    error = refusal(command(root, out, "--resume"), capsys)
+    assert "a finished run on other data" in error
+    assert named in error
+    assert content(out) == before
+
+
+def test_an_unfinished_run_does_not_go_on_with_other_pixels(
+    copied: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, out = copied[0], tmp_path / "cut"
+    assert main(command(root, out, "--time-budget", "0")) == UNFINISHED
+    for path in sorted((root / "images_classic" / "toy").rglob("*.png")):
+        write_image(path, seed=path.stat().st_size + 1)
+    assert "or other data" in refusal(command(root, out, "--resume"), capsys)
+
+
+def test_a_reference_is_a_path_as_it_stands(
+    copied: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, out = copied[0], tmp_path / "out"
+    for i in range(20):
+        write_image(tmp_path / "ref #2" / f"{i}.png", seed=i)
+    assert main(command(root, out, "--reference", str(tmp_path / "ref #2"))) == 0
+    assert read_record(out / "run.json")["config"]["reference"].endswith("ref #2")
+    error = refusal(command(root, tmp_path / "x", "--reference", ""), capsys)
+    assert error == "error: option reference: is empty, expected a name or a path."
+
+
+def test_an_evaluation_is_replaced_by_its_own_checkpoint_only(
+    copied: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, out = copied
+    other, told = tmp_path / "other", tmp_path / "told"
+    shutil.copytree(out, other)
+
+    def evaluate(checkpoint: Path) -> list[str]:
+        where = ["--benchmark", str(root / "toy.yml"), "--data-root", str(root)]
+        return ["--checkpoint", str(checkpoint), *where, "--out", str(told), "--quiet"]
+
+    assert main([*evaluate(out), "--device", "cpu"]) == 0
+    assert main([*evaluate(out), "--device", "cpu"]) == 0
+    before = content(told)
+    assert "holds other results than those of --checkpoint" in refusal(evaluate(other), capsys)
+    assert "holds an evaluation, no training" in refusal(command(root, told, "--resume"), capsys)
+    assert "holds a run already" in refusal(command(root, told), capsys)
+    assert content(told) == before
+
+
+def test_one_seed_and_several_do_not_share_a_folder(
+    copied: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, out = copied
+    before = content(out)
+    assert "holds one seed's run" in refusal(command(root, out, "--seeds", "2"), capsys)
+    assert content(out) == before
+    several = tmp_path / "several"
+    shutil.copytree(out, several / "seed-0")
+    assert "holds several seeds' run" in refusal(command(root, several), capsys)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "{}", "\x00", "[" * 5000, '{"config": {}, "data": {}, "absent": []}'],
+    ids=["empty", "cut", "list", "nothing", "null", "deep", "half"],
+)
+def test_a_damaged_record_is_one_line(
+    copied: tuple[Path, Path], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, out = copied
+    (out / "run.json").write_text(text)
+    error = refusal(command(root, out, "--resume"), capsys)
+    assert "run.json: not a run record" in error
+    assert len(error) < 400
+
+
+def test_a_damaged_log_and_state_do_not_end_in_a_traceback(
+    copied: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, out = copied[0], tmp_path / "cut"
+    assert main(command(root, out, "--time-budget", "0")) == UNFINISHED
+    (out / "log.jsonl").write_bytes(b'{}\njunk}\n\xff\xfe\n{"step": 1, "loss_total": 1.0}\n')
+    tensors, metadata = checkpoints.read_checkpoint(out, checkpoints.STATE)
+    checkpoints.write_checkpoint(
+        out, checkpoints.STATE, tensors, {k: v for k, v in metadata.items() if k != "step"}
+    )
+    assert "state.json: step is missing" in refusal(command(root, out, "--resume"), capsys)
+    odd = {**tensors, "optimizer.odd": torch.zeros(1)}
+    checkpoints.write_checkpoint(out, checkpoints.STATE, odd, metadata)
+    assert "the optimiser's tensors" in refusal(command(root, out, "--resume"), capsys)
+
+    checkpoints.write_checkpoint(out, checkpoints.STATE, tensors, metadata)
+    assert main(command(root, out, "--resume")) == 0
+    steps = [json.loads(line)["step"] for line in (out / "log.jsonl").read_text().splitlines()]
+    assert steps == [1, 2]
+
+
+def test_a_checkpoint_leaves_files_of_others_alone(tmp_path: Path) -> None:
+    kept = {
+        "model-00001-of-00002.safetensors": b"a model of somebody's",
+        ".notes.tmp.md": b"notes",
+        "model-notes.safetensors": b"more",
+    }
+    for name, data in kept.items():
+        (tmp_path / name).write_bytes(data)
+    for value in (1.0, 2.0):
+        checkpoints.write_checkpoint(tmp_path, "model", {"x": torch.tensor([value])}, {})
+    assert len(list(tmp_path.glob("model-*.safetensors"))) == 3
+    assert all((tmp_path / name).read_bytes() == data for name, data in kept.items())
+
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "model.json").write_text('{"layers": 3}')
+    with pytest.raises(UserError, match=r"model\.json: is there already and no checkpoint"):
+        checkpoints.write_checkpoint(foreign, "model", {}, {})
+    assert [p.name for p in foreign.iterdir()] == ["model.json"]
+
+
+def test_a_checkpoint_without_its_seal_is_refused(tmp_path: Path) -> None:
+    checkpoints.write_checkpoint(tmp_path, "model", {}, {"std": [0.2]})
+    path = tmp_path / "model.json"
+    plain = json.loads(path.read_text())
+    del plain["metadata_sha256"]
+    path.write_text(json.dumps({**plain, "std": [0.9]}))
+    with pytest.raises(UserError, match="not a checkpoint"):
+        checkpoints.read_checkpoint(tmp_path, "model")
+
+
+def test_weights_of_integers_are_refused() -> None:
+    layer = torch.nn.Linear(2, 1)
+    tensors = {k: v.to(torch.int32) for k, v in layer.state_dict().items()}
+    with pytest.raises(UserError, match="of integers, expected"):
+        checkpoints.restore(layer, tensors, Path("model.json"))
+
+
+def test_every_damaged_byte_of_a_scores_file_is_one_line(tmp_path: Path) -> None:
+    scores = Scores()
+    scores.add("id", "a", np.arange(3.0), [0, 1, 2], list("abc"))
+    scores.add("near", "b", np.arange(2.0), [-1, -1], list("de"))
+    path = tmp_path / "scores.npz"
+    write_scores(path, scores)
+    whole = path.read_bytes()
+    for i in range(0, len(whole), 7):
+        path.write_bytes(whole[:i] + bytes([whole[i] ^ 0x55]) + whole[i + 1 :])
+        try:
+            again, refused = read_scores(path), ""
+        except UserError as error:
+            refused = str(error)
+        if refused:
+            assert refused.startswith(f"{path}: ")
+        else:
+            np.testing.assert_array_equal(again.of("id")["a"].score, np.arange(3.0))
+
+
+def test_a_time_budget_is_a_number(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--time-budget", "nan"])
+    assert "got nan, expected at least 0" in capsys.readouterr().err
