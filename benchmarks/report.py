@@ -16,11 +16,12 @@ from pathlib import Path
 
 import comparison
 import numpy as np
+import task_tables
 from scipy import stats
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
-PAGES = (HERE / "RESULTS.md", HERE.parent / "README.md")
+PAGES = (HERE / "RESULTS.md", HERE.parent / "README.md", HERE.parent / "docs" / "density.md")
 BLOCK = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -107,6 +108,14 @@ TABLES: dict[str, Callable[[], str]] = {
     "feature-ratio": lambda: rows_of("feature_ratio", "table.md"),
     "digits": lambda: run_table("digits"),
     "latency": lambda: rows_of("latency", "latency.md"),
+    "throughput": lambda: rows_of("throughput", "throughput.md"),
+    "density-planar": task_tables.planar,
+    "kl": task_tables.divergences,
+    "drift": task_tables.drift,
+    "mi-gaussian": lambda: task_tables.information("mi/mi-gaussian.json"),
+    "mi-rivals": lambda: task_tables.information("mi-rivals/mi-gaussian.json"),
+    "mi-large": lambda: task_tables.information("mi-large/mi-gaussian.json"),
+    "mi-pathological": task_tables.pathological,
     "gradient-snr": lambda: rows_of("gradient_snr", "gradient_snr.md"),
 }
 

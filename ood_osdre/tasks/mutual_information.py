@@ -43,7 +43,7 @@ GAUSSIANS = ((40, 10.0), (80, 20.0), (120, 30.0), (160, 40.0))
 LARGE = ((320, 80.0), (640, 160.0))
 # A thin floor: both ends are full-dimensional Gaussians, so that nothing diverges without one.
 QUADRATIC = FitOptions(
-    backbone="block_quadratic", standardise="whiten", lr=1.0, steps=1000, batch_size=512, eps=1e-4
+    backbone="block_quadratic", standardise="whiten", lr=1.0, steps=2000, batch_size=512, eps=1e-4
 )
 # Peak learning rates on quadratic features, each the best of a grid on a seed of its own.
 RATES = {"dre-inf": 3e-3, "d3re": 3e-3, "logistic": 0.03, "nwj": 0.01, "infonce": 0.03}

@@ -1,0 +1,101 @@
+r"""The tables of the tasks, from their run records under `results/tasks`."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+from comparison import markdown_rows
+
+RESULTS = Path(__file__).parent / "results" / "tasks"
+
+
+def _read(file: str) -> pd.DataFrame:
+    return pd.DataFrame(json.loads((RESULTS / file).read_text())["results"]["table"])
+
+
+def _cell(values: Sequence[float], form: str) -> str:
+    return " / ".join(format(value, form) for value in values)
+
+
+def planar() -> str:
+    r"""Returns total mass and divergence on the planar sets, solver rows by NFE."""
+    frame = _read("density/density-planar.json")
+    header = ["set", "entropy"]
+    columns = {
+        "OS-DRE (likelihood)": ("OS-DRE, likelihood", True),
+        "OS-DRE (path difference)": ("OS-DRE, path", True),
+        "DRE-∞": ("DRE-∞", False),
+        "D³RE": ("D³RE", False),
+        "Direct (likelihood)": ("Direct, likelihood", False),
+    }
+    for title, mass in columns.values():
+        header += [f"{title}: log Ẑ", "KL"] if mass else [f"{title}: KL"]
+    rows = []
+    for name, group in frame.groupby("set", sort=False):
+        row = [str(name), f"{group['entropy'].iloc[0]:.3f}"]
+        for method, (_, mass) in columns.items():
+            own = group[group["method"] == method].sort_values("evaluations")
+            if mass:
+                row.append(f"{own['log_mass'].iloc[0]:+.3f}")
+            row.append(_cell(own["kl"].tolist(), ".3f" if len(own) == 1 else ".2f"))
+        rows.append(row)
+    return markdown_rows(header, rows)
+
+
+def divergences() -> str:
+    r"""Returns the divergences of the streams, truth first."""
+    return _pivot(_read("kl/kl.json"), ["task", "step"])
+
+
+def drift() -> str:
+    r"""Returns the alarms of the drift monitor."""
+    frame = _read("kl/drift.json")
+    formats = {"E_q[log r]": "{:.2f}", "truth": "{:.2f}"}
+    rows = [
+        [formats.get(k, "{:g}").format(v) if v is not None else "-" for k, v in row.items()]
+        for row in frame.to_dict("records")
+    ]
+    return markdown_rows(list(frame.columns), rows)
+
+
+def information(*files: str) -> str:
+    r"""Returns estimates of mutual information with their errors, one row a method and task."""
+    frame = pd.concat([_read(file) for file in files])
+    frame = frame.fillna({"kernel": "-", "features": "-"})
+    rows = [
+        [
+            row["task"],
+            row["method"] if row["kernel"] == "-" else f"{row['method']}, {row['kernel']}",
+            str(row["evaluations"]),
+            f"{row['truth']:.2f}",
+            str(row["seeds"]),
+            f"{row['mean']:.2f}" + (f" ± {row['std']:.2f}" if pd.notna(row["std"]) else ""),
+            f"{row['mse']:.3g}",
+            "-" if pd.isna(row["relative"]) else f"{100 * row['relative']:+.1f} %",
+            f"{row['seconds']:.0f}",
+        ]
+        for row in frame.to_dict("records")
+    ]
+    header = ["task", "method", "NFE", "truth", "seeds", "mean", "MSE", "error", "seconds"]
+    return markdown_rows(header, rows)
+
+
+def pathological() -> str:
+    r"""Returns the estimates on pathological pairs, truth first, one column a method."""
+    return _pivot(_read("mi/mi-pathological.json"), ["task"])
+
+
+def _pivot(frame: pd.DataFrame, keys: list[str]) -> str:
+    solver = frame["evaluations"] > 1
+    titles = frame["method"].where(
+        ~solver, frame["method"] + ", NFE " + frame["evaluations"].map(str)
+    )
+    frame = frame.assign(method=titles)
+    methods = list(dict.fromkeys(titles))
+    rows = []
+    for key, group in frame.groupby(keys, sort=False):
+        means = group.set_index("method")["mean"]
+        cells = [f"{means[m]:.2f}" if m in means.index else "-" for m in methods]
+        rows.append([*(str(k) for k in key), f"{group['truth'].iloc[0]:.2f}", *cells])
+    return markdown_rows([*keys, "truth", *methods], rows)
