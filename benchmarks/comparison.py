@@ -38,7 +38,11 @@ def collect(folder: Path) -> pd.DataFrame:
     rows = []
     for name, method in METHODS.items():
         for run in sorted((folder / slug(name)).glob("seed-*")):
-            rows.append({"method": name, "variant": "", "group": method.group, **_read(run)})
+            own = _read(run)
+            # Of a solver every row says its number of evaluations.
+            solver = any(variant.startswith("NFE") for variant in method.variants)
+            variant = f"NFE {own['evaluations']:.0f}" if solver else ""
+            rows.append({"method": name, "variant": variant, "group": method.group, **own})
             for variant in method.variants:
                 if (again := run / slug(variant)).is_dir():
                     row = {"method": name, "variant": variant, "group": method.group}
