@@ -6,6 +6,10 @@ A network offers features in one of three ways, tried in this order:
 2. `net(x, return_feature=True)`, which returns logits and features, the convention of OpenOOD;
 3. `net.forward_features(x)` and `net.forward_head(·, pre_logits=True)`, the convention of timm.
 
+Every module of the network is in evaluation mode meanwhile, and afterwards in the mode that it was
+in: one layer of dropout or batch normalisation left in training mode would make scores depend on
+chance and on their batch, and change the network.
+
 Feature maps :math:`(B, F, H, W)` are averaged over their cells and tokens :math:`(B, N, F)` over
 :math:`N`. A network that offers none of this is refused. Guessing a layer would give scores of
 something that nobody asked for.
@@ -15,6 +19,7 @@ __all__ = [
     "Features",
     "collect_features",
     "device_of",
+    "evaluating",
     "extract_features",
     "input_batches",
     "unwrapped",
@@ -22,6 +27,7 @@ __all__ = [
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -48,7 +54,7 @@ class Features(NamedTuple):
 
 @torch.no_grad()
 def extract_features(net: nn.Module, x: Tensor, layer: str | None = None) -> Features:
-    r"""Evaluates a network, once and in evaluation mode, in which it is left.
+    r"""Evaluates a network, once and in evaluation mode (:func:`evaluating`).
 
     Arguments:
         net: The network.
@@ -60,7 +66,9 @@ def extract_features(net: nn.Module, x: Tensor, layer: str | None = None) -> Fea
         The features and, if the network has classes, the logits.
 
     Raises:
-        UserError: If the network offers no features, or no such layer.
+        TypeError: If it is no module.
+        UserError: If the network offers no features or no such layer, fails on the inputs, or
+            stays in training mode.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -68,20 +76,55 @@ def extract_features(net: nn.Module, x: Tensor, layer: str | None = None) -> Fea
         >>> h.features.shape, h.logits.shape
         (torch.Size([5, 8]), torch.Size([5, 3]))
     """
-    if net.training:
-        net.eval()
-    # A wrapper's forward takes anything; what the network takes, only itself can say.
-    bare = unwrapped(net)
-    if layer is not None:
-        return _hooked(net, bare, x, layer)
-    if "return_feature" in inspect.signature(bare.forward).parameters:
-        return _returned(net(x, return_feature=True), bare)
-    if _is_timm(bare):
-        return _timm(bare, x)
+    with evaluating(net):
+        # A wrapper's forward takes anything; what the network takes, only itself can say.
+        bare = unwrapped(net)
+        if layer is not None:
+            return _hooked(net, bare, x, layer)
+        if "return_feature" in inspect.signature(bare.forward).parameters:
+            with _explained(bare, x):
+                output = net(x, return_feature=True)
+            return _returned(output, bare)
+        if _is_timm(bare):
+            with _explained(bare, x):
+                return _timm(bare, x)
     raise UserError(
         f"{type(bare).__name__}: offers no features, expected forward(x, return_feature=True), "
         f"timm's forward_features and forward_head, or a layer by name{_examples(bare)}."
     )
+
+
+@contextmanager
+def evaluating(net: nn.Module) -> Iterator[None]:
+    r"""Keeps every module of a network in evaluation mode, and then restores each one's own.
+
+    Arguments:
+        net: The network.
+
+    Raises:
+        TypeError: If it is no module.
+        UserError: If a module of it stays in training mode.
+    """
+    _require_module(net)
+    modes = [(module, module.training) for module in net.modules()]
+    was_training = net.training
+    try:
+        if any(mode for _, mode in modes):
+            net.eval()
+        stubborn = [name or "itself" for name, module in net.named_modules() if module.training]
+        if stubborn:
+            raise UserError(
+                f"{type(unwrapped(net)).__name__}: eval() leaves {len(stubborn)} of {len(modes)} "
+                f"modules in training mode ({stubborn[0]} for one), so scores would depend on "
+                "their batch or on chance."
+            )
+        yield
+    finally:
+        if was_training:
+            net.train()  # a module may do more than to change its mode
+        for module, mode in modes:
+            if module.training != mode:
+                module.training = mode
 
 
 def collect_features(
@@ -95,6 +138,9 @@ def collect_features(
             that start with them, or mappings with a key `data` or `image`.
         layer: The name of a module of it; None for the ways that the network offers itself.
         batch_size: The number of inputs evaluated at once, if they come in one tensor.
+
+    Raises:
+        UserError: If there are no inputs, or as :func:`extract_features`.
     """
     device = device_of(net)
     parts = [
@@ -134,9 +180,31 @@ def unwrapped(net: nn.Module) -> nn.Module:
 
 def device_of(net: nn.Module) -> torch.device:
     r"""Returns the device of a network, that of its first parameter or buffer; else the CPU."""
+    _require_module(net)
     for tensor in (*net.parameters(), *net.buffers()):
         return tensor.device
     return torch.device("cpu")
+
+
+def _require_module(net: object) -> None:
+    if not isinstance(net, nn.Module):
+        raise TypeError(f"'net' should be a torch.nn.Module, got {type(net).__name__}.")
+
+
+@contextmanager
+def _explained(net: nn.Module, x: Tensor) -> Iterator[None]:
+    r"""Says in one line on what inputs a network fails, with its own error as the cause."""
+    try:
+        yield
+    except UserError:
+        raise
+    # What modules, timm's among them, raise for inputs of another shape or dtype.
+    except (RuntimeError, ValueError, AssertionError) as error:
+        reason = " ".join(str(error).split())[:120]
+        raise UserError(
+            f"{type(net).__name__}: fails on {str(x.dtype).removeprefix('torch.')} inputs of shape "
+            f"{tuple(x.shape)} ({reason})."
+        ) from error
 
 
 def _returned(output: object, net: nn.Module) -> Features:
@@ -176,7 +244,8 @@ def _hooked(net: nn.Module, bare: nn.Module, x: Tensor, layer: str) -> Features:
     caught: list[object] = []
     handle = bare.get_submodule(layer).register_forward_hook(lambda *args: caught.append(args[2]))
     try:
-        output = net(x)
+        with _explained(bare, x):
+            output = net(x)
     finally:
         handle.remove()
     if len(caught) != 1 or not isinstance(caught[0], Tensor):

@@ -20,6 +20,7 @@ from .data.batches import step_generator
 from .data.preprocess import Preprocess
 from .data.vectors import Standardise, VectorBatches
 from .errors import UserError
+from .guards import check_features, check_statistics
 from .networks import MLP, CoefficientNetwork
 from .objectives import EndPointLoss, Objective, Shrinkage, Term, UniformTimes
 from .options import Range, Section
@@ -120,8 +121,9 @@ def train_head(
         progress: Whether to show a progress bar.
 
     Raises:
-        UserError: If the features are not finite, or of different sizes, or the training was
-            stopped by a signal.
+        TypeError: If the features are no tensors.
+        UserError: If the features are not finite, too large for single precision, or of different
+            sizes, or the training was stopped by a signal.
     """
     ends = _checked(id_features, "ID"), _checked(reference_features, "reference")
     if ends[0].shape[1] != ends[1].shape[1]:
@@ -158,14 +160,9 @@ def train_head(
 
 
 def _checked(features: Tensor, what: str) -> Tensor:
-    if features.ndim != 2 or len(features) == 0:
-        raise UserError(
-            f"{what} features: got shape {tuple(features.shape)}, expected (N, F), not empty."
-        )
-    x = features.detach().float().cpu()
-    bad = (~torch.isfinite(x).all(dim=1)).sum().item()
-    if bad:
-        raise UserError(f"{what} features: {bad} of {len(x)} vectors hold NaN or infinity.")
+    x = check_features(features, None, f"{what} features").cpu()
+    if len(x) == 0:
+        raise UserError(f"{what} features: got shape {tuple(x.shape)}, expected at least one.")
     return x
 
 
@@ -178,7 +175,7 @@ def _pooled(x_1: Tensor, x_0: Tensor, device: torch.device | str) -> Standardise
     # be blown up.
     typical = std.median().clamp(min=1e-6)
     std = torch.where(std > 1e-3 * typical, std, typical)
-    return Standardise(mean.tolist(), std.tolist(), device)
+    return Standardise(*check_statistics(mean, std, len(mean), "features"), device)
 
 
 def _split(x: Tensor, share: float, seed: int, which: int) -> tuple[Tensor, Tensor]:

@@ -13,6 +13,9 @@ means more ID. What the features do not tell apart, no head can.
 
 The head is trained by the end-point loss, whose minimiser is that log-ratio. A tenth of both sets
 is held out and selects the step with the least loss on it.
+
+A head belongs to the network that it was fitted to: it keeps a digest of its modules and weights
+(:mod:`ood_osdre.recognition`), and refuses any other.
 """
 
 __all__ = ["FeatureRatio", "FeatureRatioOptions"]
@@ -31,7 +34,9 @@ from .data.vectors import Standardise
 from .errors import UserError
 from .extraction import Features, collect_features, device_of, extract_features
 from .feature_head import FeatureRatioOptions, build_head, train_head
+from .guards import check_features, check_log_ratios, check_statistics
 from .ratio import RatioModel
+from .recognition import KnownNetwork
 
 NAME = "feature_ratio"
 
@@ -59,6 +64,8 @@ class FeatureRatio:
         self.options = FeatureRatioOptions() if options is None else options
         self.layer = layer
         self.net: nn.Module | None = None
+        #: The network that the features came from; None if that is not recorded.
+        self.known: KnownNetwork | None = None
         self.ratio: RatioModel | None = None
         self.standardise: Preprocess | None = None
         self.history: list[dict[str, float]] = []
@@ -80,7 +87,7 @@ class FeatureRatio:
         r"""Computes the features of ID and reference images and trains the head on them.
 
         Arguments:
-            net: The network, which is put in evaluation mode and otherwise left alone.
+            net: The network, which is evaluated in evaluation mode and left as it is.
             id_images: Inputs of the network, preprocessed as it expects: one tensor with shape
                 :math:`(N, *)`, or a data loader of tensors, of tuples that start with them, or of
                 mappings with a key `data` or `image`.
@@ -94,6 +101,7 @@ class FeatureRatio:
             The ratio itself, with :meth:`log_ratio` ready.
 
         Raises:
+            TypeError: If the network is no module.
             UserError: If the network offers no features, or they are not finite.
         """
         id_features, reference_features = (
@@ -127,6 +135,7 @@ class FeatureRatio:
         self.ratio, self.standardise, self.history, self.seconds = train_head(
             id_features, reference_features, self.options, device, progress
         )
+        self.known = None
         return self
 
     @torch.no_grad()
@@ -140,22 +149,42 @@ class FeatureRatio:
         Returns:
             The log-ratios in nats (larger = more ID), with shape :math:`(N)`, on the device of
             the features.
+
+        Raises:
+            TypeError: If the features are no tensor.
+            UserError: If nothing is fitted, or features or log-ratios are not finite, or of
+                another number.
         """
         if self.ratio is None or self.standardise is None:
             raise UserError("FeatureRatio: not fitted; call fit or fit_features, or load one.")
-        if features.ndim != 2 or features.shape[1] != self.features:
-            raise UserError(
-                f"features: got shape {tuple(features.shape)}, expected (N, {self.features})."
-            )
-        parts = [
-            self.ratio.log_ratio(self.standardise(x.float())) for x in features.split(batch_size)
-        ]
-        return torch.cat(parts).to(features.device)
+        single = check_features(features, self.features)
+        parts = [self.ratio.log_ratio(self.standardise(x)) for x in single.split(batch_size)]
+        return check_log_ratios(torch.cat(parts), "features").to(features.device)
 
     def attach(self, net: nn.Module) -> "FeatureRatio":
-        r"""Sets the network whose features :meth:`log_ratio` takes; it is not copied or saved."""
+        r"""Sets the network whose features :meth:`log_ratio` takes; it is not copied or saved.
+
+        Arguments:
+            net: The network that the features of the fit came from. A head that was fitted to
+                features alone takes the first network for it.
+
+        Returns:
+            The ratio itself, on the network's device.
+
+        Raises:
+            UserError: If the head was fitted to another network.
+        """
+        device = device_of(net)
+        self.check_network(net)
+        if self.known is None:
+            self.known = KnownNetwork.of(net)
         self.net = net
-        return self.to(device_of(net))
+        return self.to(device)
+
+    def check_network(self, net: nn.Module) -> None:
+        r"""Raises an error if the head is known to have been fitted to another network."""
+        if self.known is not None:
+            self.known.check(net)
 
     def evaluate(self, net: nn.Module, x: Tensor) -> tuple[Tensor, Features]:
         r"""Returns the log-ratio and what else one pass of a network gives.
@@ -167,7 +196,12 @@ class FeatureRatio:
         Returns:
             The log-ratios in nats (larger = more ID), with shape :math:`(B)`, and the features
             with the logits.
+
+        Raises:
+            UserError: If the head was fitted to another network, or to other weights of it; or as
+                :meth:`log_ratio_of_features`.
         """
+        self.check_network(net)
         given = extract_features(net, x, self.layer)
         return self.log_ratio_of_features(given.features), given
 
@@ -201,6 +235,7 @@ class FeatureRatio:
             "options": asdict(self.options),
             "features": self.features,
             "layer": self.layer,
+            "network": None if self.known is None else self.known.digest,
             "seconds": self.seconds,
         }
         checkpoints.write_checkpoint(Path(folder), NAME, {**statistics, **weights}, metadata)
@@ -214,7 +249,7 @@ class FeatureRatio:
             net: The network that it was fitted to; None to :meth:`attach` it later.
 
         Raises:
-            UserError: If the folder holds none, or it is damaged.
+            UserError: If the folder holds none, it is damaged, or the network is another one.
         """
         tensors, metadata = checkpoints.read_checkpoint(Path(folder), NAME)
         source = Path(folder) / f"{NAME}.json"
@@ -222,12 +257,15 @@ class FeatureRatio:
             self = cls(FeatureRatioOptions(**metadata["options"]), metadata["layer"])
             ratio = build_head(self.options, metadata["features"])
             self.seconds = metadata["seconds"]
-            mean, std = tensors.pop("mean").tolist(), tensors.pop("std").tolist()
+            digest = metadata.get("network")  # absent from the first heads
+            mean, std = tensors.pop("mean"), tensors.pop("std")
         except (KeyError, TypeError) as error:
             raise UserError(f"{source}: not a ratio of features ({error}).") from None
         own = {key.removeprefix("ratio."): value for key, value in tensors.items()}
         checkpoints.restore(ratio, own, source)
-        self.ratio, self.standardise = ratio.eval(), Standardise(mean, std)
+        statistics = check_statistics(mean, std, metadata["features"], source)
+        self.ratio, self.standardise = ratio.eval(), Standardise(*statistics)
+        self.known = None if digest is None else KnownNetwork(digest)
         return self if net is None else self.attach(net)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import yaml
 from image_roots import SETS, make_root, write_image
+from PIL import Image
 
 from ood_osdre.data import BenchmarkData, ImageSet, load_benchmark, load_manifest, status
 from ood_osdre.data import benchmark as module
@@ -330,3 +331,61 @@ def test_what_is_lacking_for_one_benchmark_may_suffice_for_another(
         load_benchmark(load_manifest(other, "toy"), root)
     edit(root, "train_toy.txt", count=7)
     assert not runnable("toy", root)
+
+
+def as_bitmaps(root: Path, stamp: int = 1_600_000_000) -> None:
+    r"""Turns images into files of equal sizes and times, whatever they show."""
+    for path in (root / IMAGES).rglob("*.png"):
+        with Image.open(path) as image:
+            pixels = np.asarray(image)
+        Image.fromarray(pixels).save(path, format="BMP")
+        os.utime(path, (stamp, stamp))
+
+
+@pytest.mark.parametrize("fallback", [False, True])
+def test_roots_with_the_same_lists_share_no_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fallback: bool
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    (tmp_path / "file").write_text("no folder")
+    cache = tmp_path / ("file" if fallback else "cache")
+    roots = tmp_path / "r1", tmp_path / "r2"
+    for root in roots:
+        make_root(root)
+    for path in (roots[1] / IMAGES).rglob("*.png"):
+        write_image(path, seed=10**7)
+    for root in roots:
+        as_bitmaps(root)
+
+    ours = [load(root, cache_dir=cache, progress=False).id_test for root in roots]
+    assert ours[0].names == ours[1].names
+    for root, images in zip(roots, ours, strict=True):
+        expected = decode(root / IMAGES / images.names[0], 32)
+        np.testing.assert_array_equal(images.images[0], expected)
+
+
+def test_a_root_under_another_name_keeps_its_cache(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load(root, cache_dir=tmp_path / "cache", progress=False)
+    (tmp_path / "alias").symlink_to(root)
+    monkeypatch.setattr(module, "decode_all", lambda *args: pytest.fail("decoded again"))
+    load(tmp_path / "alias", cache_dir=tmp_path / "cache", progress=False)
+
+
+@pytest.mark.parametrize("shape", [(40, 0, 32, 3), (40, 32, 0), (3, 32, 32), (32, 32, 3)])
+def test_arrays_that_are_no_batch_of_images_are_refused(
+    root: Path, tmp_path: Path, shape: tuple[int, ...]
+) -> None:
+    np.save(tmp_path / "noise.npy", np.zeros(shape, np.uint8))
+    with pytest.raises(UserError, match=r"reference noise: corrupt.*expected uint8"):
+        load(root, reference=tmp_path / "noise.npy")
+
+
+def test_irregular_files_and_endless_names_are_named(root: Path) -> None:
+    path = root / IMAGES / "far" / "far" / "2.png"
+    path.unlink()
+    os.mkfifo(path)
+    assert "no regular files: 1 file: far/far/2.png" in load(root, progress=False).missing["far"]
+    with pytest.raises(UserError, match="no reference 'xxx"):
+        load(root, reference="x" * 5000)

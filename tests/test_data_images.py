@@ -12,7 +12,16 @@ import pytest
 from PIL import Image
 from torchvision.transforms import CenterCrop, InterpolationMode, Resize
 
-from ood_osdre.data.images import cached_array, decode, decode_all, load, save, square, sweep
+from ood_osdre.data.images import (
+    as_rgb,
+    cached_array,
+    decode,
+    decode_all,
+    load,
+    save,
+    square,
+    sweep,
+)
 from ood_osdre.errors import UserError
 
 SHAPE = (5, 4, 4, 3)
@@ -101,10 +110,15 @@ def test_writing_to_a_cached_array_leaves_the_file_alone(tmp_path: Path) -> None
         array[:] = 0
 
 
-@pytest.mark.parametrize("damage", ["cut", "empty", "shape", "dtype", "text", "pickle"])
+DAMAGES = ["cut", "empty", "shape", "dtype", "text", "pickle"]
+DAMAGES += ["zeroed", "one bit", "no checksum", "longer", "order", "archive", "header", "renamed"]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_cache_is_rebuilt(tmp_path: Path, damage: str) -> None:
     cached_array(lambda: PIXELS, SHAPE, [b"a"], "x", tmp_path)
     (path,) = tmp_path.iterdir()
+    content = path.read_bytes()
     match damage:
         case "cut":
             path.write_bytes(path.read_bytes()[:-1])
@@ -118,10 +132,81 @@ def test_damaged_cache_is_rebuilt(tmp_path: Path, damage: str) -> None:
             path.write_text("no array")
         case "pickle":
             np.save(path, np.array([None]), allow_pickle=True)
+        case "zeroed":
+            path.write_bytes(content[:128] + bytes(200) + content[328:])
+        case "one bit":
+            path.write_bytes(content[:200] + bytes([content[200] ^ 1]) + content[201:])
+        case "no checksum":
+            np.save(path, PIXELS)
+        case "longer":
+            path.write_bytes(content + b"x")
+        case "order":
+            path.write_bytes(content.replace(b"False", b"True "))
+        case "archive":
+            np.savez(tmp_path / "z.npz", PIXELS)
+            (tmp_path / "z.npz").replace(path)
+        case "header":
+            path.write_bytes(content.replace(b"}", b"(", 1))
+        case "renamed":
+            cached_array(lambda: 255 - PIXELS, SHAPE, [b"b"], "x", tmp_path / "other")
+            next((tmp_path / "other").iterdir()).replace(path)
 
+    assert path.read_bytes() != content
     again = cached_array(lambda: PIXELS, SHAPE, [b"a"], "x", tmp_path)
     np.testing.assert_array_equal(again, PIXELS)
     assert load(path, SHAPE) is not None
+
+
+def test_parts_of_a_key_are_kept_apart(tmp_path: Path) -> None:
+    for key in ([b"ab", b"c"], [b"a", b"bc"], [b"abc"]):
+        cached_array(lambda: PIXELS, SHAPE, key, "x" * 300, tmp_path)
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+RAMP = np.linspace(0, 255, 32).round().astype(np.uint8)[None].repeat(32, 0)
+SCALES = {
+    "unit floats.tif": RAMP.astype(np.float32) / 255,
+    "32-bit integers.tif": RAMP.astype(np.int32),
+    "16-bit.png": RAMP.astype(np.uint16) * 257,
+    "16-bit.tif": RAMP.astype(np.uint16) * 257,
+}
+
+
+@pytest.mark.parametrize("name", SCALES)
+def test_grey_of_any_depth_keeps_its_scale(tmp_path: Path, name: str) -> None:
+    Image.fromarray(SCALES[name]).save(tmp_path / name)
+    with Image.open(tmp_path / name) as image:
+        np.testing.assert_array_equal(np.asarray(as_rgb(image)), RAMP[..., None].repeat(3, 2))
+    np.testing.assert_array_equal(decode(tmp_path / name, 32), RAMP[..., None].repeat(3, 2))
+
+
+def test_sixteen_bits_held_in_32_keep_their_scale(tmp_path: Path) -> None:
+    data = (RAMP.astype(np.uint16) // 2).astype(">u2").tobytes()  # dark: no pixel is above 255
+    (tmp_path / "x.pgm").write_bytes(b"P5 32 32 65535\n" + data)
+    assert decode(tmp_path / "x.pgm", 32).max() == 0
+
+
+@pytest.mark.parametrize(
+    "pixels",
+    [
+        np.float32([[0, 255]]),
+        np.float32([[0, np.nan]]),
+        np.float32([[-1, 1]]),
+        np.int32([[0, 256]]),
+        np.int32([[-1, 255]]),
+    ],
+)
+def test_grey_on_an_unknown_scale_is_refused(tmp_path: Path, pixels: np.ndarray) -> None:
+    Image.fromarray(pixels).save(tmp_path / "x.tif")
+    with pytest.raises(UserError, match=r"cannot decode 1 file: .*x\.tif .*expected") as error:
+        decode_all([tmp_path / "x.tif"], 32, "toy", progress=False)
+    assert "\n" not in str(error.value)
+
+
+def test_fifos_are_refused_not_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "x.png")
+    with pytest.raises(UserError, match=r"x\.png \(no regular file\)"):
+        decode_all([tmp_path / "x.png"], 32, "toy", progress=False)
 
 
 def test_unwritable_folder_falls_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 r"""Tests for the ood_osdre.data.lists module."""
 
 import hashlib
+import os
 from pathlib import Path
 
 import pytest
@@ -79,3 +80,61 @@ def test_folder_lists_its_images_in_order(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="without image files"):
         list_folder(tmp_path / "empty")
+
+
+def fill(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"x")
+
+
+def test_linked_folders_and_files_are_listed(tmp_path: Path) -> None:
+    fill(tmp_path, "set/a/1.png", "apart/2.png", "apart/deep/3.png", "single.png")
+    (tmp_path / "set" / "b").symlink_to(tmp_path / "apart")
+    (tmp_path / "set" / "c.png").symlink_to("../single.png")
+    assert list_folder(tmp_path / "set").names == ("a/1.png", "b/2.png", "b/deep/3.png", "c.png")
+
+
+def test_links_in_circles_end(tmp_path: Path) -> None:
+    fill(tmp_path, "a/1.png", "b/2.png")
+    (tmp_path / "a" / "up").symlink_to("..")
+    (tmp_path / "here").symlink_to(".")
+    assert list_folder(tmp_path).names == ("a/1.png", "b/2.png")
+
+
+@pytest.mark.parametrize("kind", ["dangling", "circle", "fifo"])
+def test_names_without_a_file_are_refused(tmp_path: Path, kind: str) -> None:
+    fill(tmp_path, "good.png")
+    bad = tmp_path / "bad\nname.png"
+    match kind:
+        case "dangling":
+            bad.symlink_to("nowhere.png")
+        case "circle":
+            bad.symlink_to(bad.name)
+        case "fifo":
+            os.mkfifo(bad)
+    with pytest.raises(UserError, match=r"no regular files.* 1 file: 'bad.nname\.png'") as error:
+        list_folder(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_names_that_are_not_utf8_are_refused(tmp_path: Path) -> None:
+    fill(tmp_path, "good.png", os.fsdecode(b"\xff.png"))
+    with pytest.raises(UserError, match=r"not UTF-8: 1 file: '.udcff\.png'"):
+        list_folder(tmp_path)
+
+
+def test_a_folder_that_cannot_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(tmp_path, "a/1.png", "b/2.png")
+    scan = os.scandir
+
+    def refuse(path: str) -> object:
+        if os.path.basename(path.rstrip("/")) == "b":
+            raise PermissionError(13, "Permission denied")
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(UserError, match=r"b/: cannot be read \(Permission denied\)"):
+        list_folder(tmp_path)

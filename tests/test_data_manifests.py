@@ -1,12 +1,14 @@
 r"""Tests for the ood_osdre.data.manifests module and the manifests themselves."""
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
-from ood_osdre.data import Manifest, load_manifest
+from ood_osdre.data import Manifest, load_benchmark, load_manifest
+from ood_osdre.data.check import main
 from ood_osdre.data.download import DATASETS
 from ood_osdre.data.manifests import ROLES
 from ood_osdre.data.openood import SUBSETS, subset_mask
@@ -32,6 +34,12 @@ CONTENT = {
         }
     },
 }
+
+
+NAN = float("nan")
+NESTED: list = ["x"] * 10
+for _ in range(7):
+    NESTED = [NESTED] * 10  # ten million leaves, by reference
 
 
 def write(folder: Path, content: object) -> Path:
@@ -124,6 +132,39 @@ def test_openood_holds_out_every_class_alike(dataset: str) -> None:
         (lambda c: sets(c)[0].pop("name"), "sets[0]: the key 'name' is missing"),
         (lambda c: sets(c)[0].update(download={"dataset": "x"}), "'splits' is missing"),
         (lambda c: sets(c).append({"name": "other", "role": "far"}), "two sets are named 'other'"),
+        (lambda c: toy(c).update(sets=[]), "sets is empty"),
+        (lambda c: toy(c).update(sets=None), "sets is empty"),
+        (lambda c: toy(c).update(std=[-1, 1, 1]), "std is [-1, 1, 1], expected 1e-06 to 1"),
+        (lambda c: toy(c).update(std=[0, 1, 1]), "std is [0, 1, 1], expected 1e-06 to 1"),
+        (lambda c: toy(c).update(std=[NAN, 1, 1]), "std is [nan, 1, 1], expected"),
+        (lambda c: toy(c).update(mean=[125, 123, 113]), "mean is [125, 123, 113], expected 0 to"),
+        (lambda c: toy(c).update(mean=[True, 0, 1]), "mean is [True, 0, 1], expected three"),
+        (lambda c: toy(c).update(mean=[10**400, 0, 1]), "mean is [an integer of 1329 bits, 0, 1]"),
+        (lambda c: toy(c).update(mean=[NESTED] * 3), "expected three numbers"),
+        (lambda c: c.update(title=NESTED), "title is [[[...]"),
+        (lambda c: c.update(title="\ud800"), "title is '\\ud800', expected text"),
+        (lambda c: c.update(size=-3), "size is -3, expected 1 to 4096"),
+        (lambda c: c.update(size=1000000), "size is 1000000, expected 1 to 4096"),
+        (lambda c: c.update(lists="{foo}"), "lists is '{foo}', expected no field but {id}"),
+        (lambda c: c.update(lists="{"), "lists is '{', expected no field but {id}"),
+        (lambda c: c.update(images="a\0"), "images is 'a\\x00', expected the path"),
+        (lambda c: c.update(hold_out=[NESTED]), "hold_out holds [[[...]"),
+        (lambda c: sets(c)[1].update(list="x" * 300), "expected the path of a file"),
+        (lambda c: sets(c)[1].update(list="a\0b"), "list is 'a\\x00b', expected the path"),
+        (lambda c: sets(c)[1].update(list=""), "list is '', expected the path"),
+        (lambda c: sets(c)[1].update(list=None), "the near set 'other' has no list"),
+        (lambda c: sets(c)[1].update(count=0), "count is 0, expected 1 to"),
+        (lambda c: sets(c)[1].update(name="all"), "near set 'all' has another row's name"),
+        (lambda c: sets(c)[1].update(name="nearood x"), "'nearood x' has another row's name"),
+        (lambda c: sets(c)[1].update(name="toy_test"), "'toy_test' has another row's name"),
+        (lambda c: sets(c)[1].update(name="\ud800"), "name is '\\ud800', expected text"),
+        (lambda c: sets(c)[1].update(name="a\nb"), "name is 'a\\nb', expected a name on one line"),
+        (lambda c: sets(c)[1].update(name=""), "name is '', expected a name"),
+        (lambda c: second(c, "id_train"), "'second' is a second set of role id_train"),
+        (lambda c: second(c, "id_val", 2), "'second1' is a second set of role id_val"),
+        (lambda c: second(c, "id_test", 2), "'second1' is a second set of role id_test"),
+        (lambda c: sets(c)[0].update(download=download("{")), "path is '{', expected a pattern"),
+        (lambda c: sets(c)[0].update(download=download("{no}")), "path is '{no}', expected"),
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, change: object, message: str) -> None:
@@ -136,13 +177,28 @@ def test_mistakes_are_named(tmp_path: Path, change: object, message: str) -> Non
     assert message in str(error.value)
     assert "toy.yml" in str(error.value)
     assert "\n" not in str(error.value)
+    assert len(str(error.value).replace(str(tmp_path), "")) < 250
+
+
+def toy(content: dict) -> dict:
+    return content["ids"]["toy"]
 
 
 def sets(content: dict) -> list[dict]:
-    return content["ids"]["toy"]["sets"]
+    return toy(content)["sets"]
 
 
-@pytest.mark.parametrize("text", ["a: [1", "", "- 1", "\t"])
+def second(content: dict, role: str, count: int = 1) -> None:
+    for i in range(count):
+        name = f"second{i or ''}"
+        sets(content).append({"name": name, "role": role, "list": "b.txt"})
+
+
+def download(path: str) -> dict:
+    return {"dataset": "mnist", "splits": ["test"], "path": path}
+
+
+@pytest.mark.parametrize("text", ["a: [1", "", "- 1", "\t", "title: " + "[" * 1000])
 def test_other_text_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(UserError, match=r"toy\.yml"):
         load_manifest(write(tmp_path, text), "toy")
@@ -152,3 +208,37 @@ def test_unknown_id_suggests_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no ID data set 'tov' .did you mean 'toy'"):
         load_manifest(write(tmp_path, CONTENT), "tov")
     assert set(ROLES) >= {s.role for s in load_manifest(write(tmp_path, CONTENT), "toy").sets}
+
+
+def test_digits_alone_go_without_lists(tmp_path: Path) -> None:
+    r"""A manifest that forgets its lists is not the embedded benchmark under its title."""
+    content = yaml.safe_load(find("data_manifests", "digits").read_text())
+    assert load_manifest(write(tmp_path, content), "digits").is_embedded
+
+    content["ids"]["cifar10"] = copy.deepcopy(content["ids"]["digits"])
+    content["ids"]["digits"]["sets"].pop()
+    path = write(tmp_path, content)
+    for id_name in ("cifar10", "digits"):
+        with pytest.raises(UserError, match="the id_train set 'digits' has no list"):
+            load_manifest(path, id_name)
+
+
+def test_a_manifest_without_sets_is_not_embedded() -> None:
+    manifest = replace(load_manifest("digits", "digits"), sets=())
+    assert not manifest.is_embedded
+    with pytest.raises(UserError, match="has no set of role id_train"):
+        load_benchmark(manifest, "nowhere")
+
+
+@pytest.mark.parametrize("name", ["sizes", "names"])
+def test_data_check_refuses_what_training_would(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = copy.deepcopy(CONTENT)
+    if name == "sizes":
+        content["size"] = 0
+    else:
+        sets(content)[1]["name"] = "all"
+    path = str(write(tmp_path, content))
+    assert main(["check", "--id", "toy", "--benchmark", path, "--data-root", str(tmp_path)]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1

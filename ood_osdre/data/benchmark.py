@@ -4,6 +4,7 @@ __all__ = ["BenchmarkData", "load_benchmark", "load_digits_benchmark"]
 
 import hashlib
 import logging
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ from .images import cached_array, decode_all, square
 from .manifests import Manifest, load_manifest
 from .references import find_reference, hold_out_reference
 from .sets import ImageSet
+from .sources import map_array
 from .status import REQUIRED, SetStatus, inspect, runnable
 
 CACHE = ".ood_osdre_cache"
@@ -105,7 +107,7 @@ def load_benchmark(
             training and validation sets are empty.
         progress: Whether to show progress bars where images are decoded.
     """
-    if not manifest.sets or all(s.list is None for s in manifest.sets):
+    if manifest.is_embedded:
         if reference is not None:
             raise UserError(f"benchmark {manifest.name} is embedded; it takes no reference")
         return load_digits_benchmark(manifest)
@@ -214,7 +216,12 @@ def load_set(status: SetStatus, size: int, cache_dir: Path, progress: bool = Tru
     array = cached_array(
         lambda: decode_all([images / name for name in content.names], size, title, progress),
         (len(content), size, size, 3),
-        ("\n".join(content.names).encode(), repr(status.stats).encode()),
+        (
+            # Other roots may hold other pixels under the same names, sizes and times.
+            os.fsencode(os.path.realpath(images)),
+            "\n".join(content.names).encode(),
+            repr(status.stats).encode(),
+        ),
         status.path.stem,
         cache_dir,
     )
@@ -228,7 +235,7 @@ def load_set(status: SetStatus, size: int, cache_dir: Path, progress: bool = Tru
 def load_array(status: SetStatus, size: int, cache_dir: Path) -> ImageSet:
     r"""Loads a `.npy` array; images of another size or in grey go through the cache."""
     path = status.path
-    array: NDArray[np.uint8] = np.load(path, mmap_mode="c", allow_pickle=False)
+    array: NDArray[np.uint8] = map_array(path)
     names = [f"{path.name}[{i}]" for i in range(len(array))]
 
     if array.shape[1:] != (size, size, 3):
@@ -237,7 +244,7 @@ def load_array(status: SetStatus, size: int, cache_dir: Path) -> ImageSet:
         array = cached_array(
             lambda: np.stack([square(Image.fromarray(i), size) for i in grey]),
             (len(array), size, size, 3),
-            (str(path.resolve()).encode(), repr((stat.st_size, stat.st_mtime_ns)).encode()),
+            (os.fsencode(os.path.realpath(path)), repr((stat.st_size, stat.st_mtime_ns)).encode()),
             path.stem,
             cache_dir,
         )

@@ -9,6 +9,7 @@ one near or far set are present. It is 1 if it cannot, and 2 for a mistake in th
 __all__ = ["check", "main"]
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -74,7 +75,7 @@ def check(manifest: Manifest, data_root: Path, reference: str | None = None) -> 
         data_root: The folder that holds lists and images.
         reference: The reference, if it is to be another than those of the manifest.
     """
-    if all(s.list is None for s in manifest.sets):
+    if manifest.is_embedded:
         return embedded(manifest)
 
     sets = [s for s in manifest.sets if reference is None or s.role != "reference"]
@@ -152,7 +153,7 @@ def report(manifest: Manifest, statuses: Sequence[SetStatus], verbose: bool = Fa
 def row(status: SetStatus) -> tuple[str, ...]:
     r"""Returns the cells of a set."""
     expected = "?" if status.expected is None else str(status.expected)
-    where = str(status.path if status.path.name == "(embedded)" else status.path.resolve())
+    where = str(status.path if status.path.name == "(embedded)" else os.path.realpath(status.path))
     return (status.spec.role, status.spec.name, status.state, str(status.found), expected, where)
 
 

@@ -10,7 +10,7 @@ degraded to the resolution and grey levels of the digits, so that blur alone sep
 Patches of one set overlap by half, so they are not independent of each other.
 """
 
-__all__ = ["load_digits_sets"]
+__all__ = ["SETS", "load_digits_sets"]
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,15 @@ from .sets import ImageSet
 SIZE = 32
 STRIDE = 16
 SPLITS = {"id_train": 0.6, "id_val": 0.1, "id_test": 0.3}
+#: The role and name of each set.
+SETS = (
+    *((role, "digits") for role in SPLITS),
+    ("reference", "digits567_china"),
+    ("near", "digit8"),
+    ("near", "digit9"),
+    ("far", "flower"),
+    ("far", "flower_grey"),
+)
 
 
 def load_digits_sets() -> dict[tuple[str, str], ImageSet]:

@@ -23,6 +23,9 @@ EXCLUSIVE = ("id_train", "id_val", "id_test", "reference")
 def fingerprints(items: NDArray[Any]) -> NDArray[np.int64]:
     r"""Returns a hash of each item.
 
+    Numbers in double precision are taken for what they are in single if that is exact, so that
+    equal vectors have equal hashes.
+
     Arguments:
         items: The items, with shape :math:`(N, *)`.
 
@@ -35,10 +38,18 @@ def fingerprints(items: NDArray[Any]) -> NDArray[np.int64]:
         (True, False)
     """
     digests = b"".join(
-        hashlib.sha256(np.ascontiguousarray(item).data).digest()[:8]
+        hashlib.sha256(np.ascontiguousarray(_single(item)).data).digest()[:8]
         for item in np.asarray(items)  # a plain array: rows of a memory map cost more
     )
     return np.frombuffer(digests, dtype="<i8").astype(np.int64)
+
+
+def _single(item: NDArray[Any]) -> NDArray[Any]:
+    if item.dtype != np.float64:
+        return item
+    with np.errstate(over="ignore"):
+        single = item.astype(np.float32)
+    return single if (single == item).all() else item
 
 
 def count_shared(items: NDArray[np.int64], others: NDArray[np.int64]) -> int:

@@ -5,19 +5,33 @@ resized to :math:`S` pixels (bilinear, with antialiasing), the central :math:`S 
 
 Decoding tens of thousands of small files is slow, so each set is decoded once into one uint8
 `.npy` file that is mapped into memory afterwards. Its name holds a key of everything the result
-depends on: the version of the preprocessing, the list, and the size and modification time of
-each image. The file is written under a temporary name, flushed to disk and renamed, so that a
-crash leaves no half-written cache and two processes that build one set each leave a whole file.
+depends on: the version of the preprocessing, the folder, the list, and the size and modification
+time of each image. The file is written under a temporary name, flushed to disk and renamed, so
+that a crash leaves no half-written cache and two processes that build one set each leave a whole
+file. A CRC-32 of the pixels follows them within the file; whoever maps it checks that, at 2 GB/s,
+and a file that was damaged, or has none, is built again.
 """
 
-__all__ = ["VERSION", "cached_array", "decode", "decode_all", "default_cache_dir", "square"]
+__all__ = [
+    "SLACK",
+    "VERSION",
+    "as_rgb",
+    "cached_array",
+    "decode",
+    "decode_all",
+    "default_cache_dir",
+    "from_unit",
+    "square",
+]
 
 import hashlib
 import logging
 import os
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,15 +41,64 @@ from tqdm import tqdm
 from ..errors import UserError
 from ..files import atomic_path, sweep
 from .lists import first
+from .sources import is_regular, map_array, stat
 
 # Pillow's guard against images of absurd size; no ValueError, unlike its other complaints.
 BOMB = Image.DecompressionBombError
 
 #: To be raised whenever the same file would decode to other pixels.
-VERSION = 1
+VERSION = 2
+#: Rounding of pixels that were resized or cropped in floats.
+SLACK = 1e-3
 CHUNK = 64
+# Files of 16-bit grey that Pillow may hold in 32 bits.
+WIDE_FORMATS = ("PNG", "PPM")
 
 log = logging.getLogger(__name__)
+
+
+def as_rgb(image: Image.Image) -> Image.Image:
+    r"""Returns an image as RGB of 8 bits.
+
+    Grey of 16 bits keeps its high byte; Pillow clips it at 255, which turns most of such an image
+    white. Grey in floats is taken to lie in :math:`[0, 1]`, grey in 32-bit integers from 0 to 255.
+
+    Arguments:
+        image: An image of any mode and size.
+
+    Raises:
+        ValueError: If grey in floats or 32-bit integers lies elsewhere.
+    """
+    if image.mode == "F":
+        return Image.fromarray(from_unit(_loaded(image))).convert("RGB")
+    if image.mode.startswith("I"):
+        grey = _loaded(image)
+        if image.mode != "I" or image.format in WIDE_FORMATS:
+            grey = grey.clip(0, 65_535) // 256
+        elif grey.min() < 0 or grey.max() > 255:
+            raise ValueError(f"integers from {grey.min()} to {grey.max()}, expected 0 to 255")
+        return Image.fromarray(grey.astype(np.uint8)).convert("RGB")
+    return image.convert("RGB")
+
+
+def _loaded(image: Image.Image) -> NDArray[Any]:
+    image.load()  # here, where a damaged file raises an error
+    return np.asarray(image)
+
+
+def from_unit(pixels: NDArray[Any]) -> NDArray[np.uint8]:
+    r"""Maps pixels from floats in :math:`[0, 1]`, give or take :data:`SLACK`, to uint8.
+
+    Arguments:
+        pixels: The pixels, with shape :math:`(*)`.
+
+    Raises:
+        ValueError: If some lie elsewhere, or are NaN.
+    """
+    low, high = float(pixels.min()), float(pixels.max())
+    if not (low >= -SLACK and high <= 1 + SLACK):  # also false for NaN
+        raise ValueError(f"pixels from {low:.3g} to {high:.3g}, expected floats in [0, 1]")
+    return np.rint(255 * pixels.clip(0, 1)).astype(np.uint8)
 
 
 def square(image: Image.Image, size: int) -> NDArray[np.uint8]:
@@ -47,14 +110,15 @@ def square(image: Image.Image, size: int) -> NDArray[np.uint8]:
 
     Returns:
         The pixels, with shape :math:`(S, S, 3)`.
-    """
-    if image.mode.startswith("I"):
-        # Pillow clips 16-bit grey at 255, which turns most of such an image white.
-        image = Image.fromarray((np.asarray(image).clip(0, 65535) // 256).astype(np.uint8))
-    rgb = image.convert("RGB")
 
-    w, h = rgb.size
+    Raises:
+        ValueError: As :func:`as_rgb`, or if there are no pixels.
+    """
+    w, h = image.size
     short = min(w, h)
+    if not short:
+        raise ValueError(f"an image of {w} x {h} pixels")
+    rgb = as_rgb(image)
     if short != size:
         # Integer arithmetic of torchvision's Resize; its CenterCrop rounds the offset.
         w, h = (size, size * h // short) if w == short else (size * w // short, size)
@@ -74,6 +138,8 @@ def decode(path: Path, size: int) -> NDArray[np.uint8]:
     Returns:
         The pixels, with shape :math:`(S, S, 3)`.
     """
+    if not is_regular(path):
+        raise OSError("no regular file")
     with Image.open(path) as image:
         return square(image, size)
 
@@ -135,14 +201,15 @@ def cached_array(
     Arguments:
         build: Builds the array.
         shape: The shape it must have.
-        key: All that the array depends on.
+        key: All that the array depends on, part by part.
         stem: The readable part of the file name.
         cache_dir: The folder of the cache; another is used where it cannot be written.
     """
     digest = hashlib.sha256(f"v{VERSION} {shape}".encode())
     for part in key:
-        digest.update(part)
-    name = f"{stem}-{digest.hexdigest()[:20]}.npy"
+        digest.update(b"%d:" % len(part) + part)
+    # A long name is a valid one, but not with the key at its end.
+    name = f"{stem[:40]}-{digest.hexdigest()[:20]}.npy"
 
     for folder in (cache_dir, default_cache_dir()):
         found = load(folder / name, shape)
@@ -162,17 +229,21 @@ def cached_array(
 
 
 def load(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8] | None:
-    r"""Maps a cached array; None if the file is absent, truncated or of another shape."""
-    try:
-        array = np.load(path, mmap_mode="c", allow_pickle=False)
-    except FileNotFoundError:
+    r"""Maps a cached array; None if the file is absent, damaged or of another shape."""
+    if stat(path) is None:
         return None
-    except (OSError, ValueError, EOFError) as error:
-        log.warning("rebuilding the damaged cache %s (%s)", path, error)
+    try:
+        array = map_array(path)
+    except UserError as error:
+        log.warning("rebuilding the damaged cache %s", error)
         return None
 
     if array.shape != shape or array.dtype != np.uint8:
         log.warning("rebuilding the cache %s (found %s %s)", path, array.dtype, array.shape)
+        return None
+    # In another order the same bytes would be other pixels.
+    if not array.flags.c_contiguous or _seal_of(path, array) != _seal(path, array):
+        log.warning("rebuilding the damaged cache %s (its pixels are not what was kept)", path)
         return None
 
     return array
@@ -180,9 +251,27 @@ def load(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8] | None:
 
 def save(path: Path, images: NDArray[np.uint8]) -> None:
     r"""Writes an array so that at no time a part of it bears the final name."""
+    images = np.ascontiguousarray(images)
     sweep(path.parent)
     with atomic_path(path) as temporary:
         np.save(temporary, images, allow_pickle=False)
+        with temporary.open("ab") as file:
+            file.write(_seal(path, images))
+
+
+def _seal(path: Path, images: NDArray[np.uint8]) -> bytes:
+    r"""Returns the checksum of pixels and of the name, and so the key, they are kept under."""
+    return zlib.crc32(images.data, zlib.crc32(os.fsencode(path.name))).to_bytes(4, "big")
+
+
+def _seal_of(path: Path, array: np.memmap[Any, Any]) -> bytes:
+    r"""Returns what follows the pixels in their file."""
+    try:
+        with path.open("rb") as file:
+            file.seek(array.offset + array.nbytes)
+            return file.read(8)
+    except OSError:  # removed since it was mapped
+        return b""
 
 
 def default_cache_dir() -> Path:

@@ -28,17 +28,16 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor
 
 from ..errors import UserError
-from .images import decode_all, square
+from .images import SLACK, decode_all
 from .lists import list_folder, read_list
 from .sets import ImageSet, group_of
+from .sources import is_folder, is_regular, map_array
+from .values import check_side, to_item, to_labels, to_values
 
 CHUNK = 4096
-#: Rounding of pixels that were resized or cropped in floats.
-SLACK = 1e-3
 #: Where OpenOOD's and other loaders keep the images of a batch.
 IMAGE_KEYS = ("data", "image")
 
@@ -58,8 +57,8 @@ class Chunk(NamedTuple):
     r"""Some images or vectors.
 
     Attributes:
-        values: Images in uint8, with shape :math:`(N, S, S, 3)`, or vectors in float32, with
-            shape :math:`(N, d)`.
+        values: Images in uint8, with shape :math:`(N, S, S, 3)`, or vectors, with shape
+            :math:`(N, d)`, in float32, or float64 if they came in more than single precision.
         labels: The ID class of each, -1 where there is none, with shape :math:`(N)`.
         names: A name for each, its path if it has one.
     """
@@ -135,12 +134,15 @@ _Piece = tuple[NDArray[Any], NDArray[np.int64] | None, list[str] | None]
 
 def _pieces(data: object, size: int, what: str) -> Iterator[_Piece]:
     if isinstance(data, ImageSet):
-        _check_side(data.images, size, what)
+        check_side(data.images, size, what)
         yield data.images, data.labels, data.names
     elif isinstance(data, str | os.PathLike):
         yield from _files(Path(data), size, what)
     elif isinstance(data, np.ndarray | Tensor):
-        yield _values(data, size, what), None, None
+        yield to_values(data, size, what), None, None
+    elif hasattr(data, "to_numpy"):
+        # Of tables and their columns, `[i]` is what bears the label i, not what stands there.
+        raise UserError(f"{what}: got {type(data).__name__}, expected an array: its to_numpy().")
     elif isinstance(data, Items) and not isinstance(data, Mapping):
         yield from _items(data, size, what)
     elif isinstance(data, Iterable) and not isinstance(data, Mapping):
@@ -148,7 +150,7 @@ def _pieces(data: object, size: int, what: str) -> Iterator[_Piece]:
             values, labels = split_item(batch)
             if not isinstance(values, np.ndarray | Tensor):
                 raise _unknown(values, f"{what}: a batch")
-            yield _values(values, size, what), _labels(labels, what), None
+            yield to_values(values, size, what), to_labels(labels, what), None
     else:
         raise _unknown(data, what)
 
@@ -170,27 +172,18 @@ def split_item(item: object) -> tuple[object, object]:
     return item, None
 
 
-def _labels(labels: object, what: str) -> NDArray[np.int64] | None:
-    r"""Returns class labels, None if what stands in their place is something else."""
-    if labels is None:
-        return None
-    array = np.asarray(labels.cpu() if isinstance(labels, Tensor) else labels)
-    if array.dtype.kind not in "iu":
-        return None
-    if array.size and array.min() < -1:
-        raise UserError(f"{what}: a label is {array.min()}, expected at least 0, or -1 for none.")
-    return array.astype(np.int64)
-
-
 def _items(data: Items, size: int, what: str) -> Iterator[_Piece]:
     r"""Reads the items of a data set one by one."""
     total = len(data)
     for start in range(0, total, CHUNK):
         values, labels = [], []
         for index in range(start, min(start + CHUNK, total)):
-            value, label = split_item(data[index])
-            values.append(_item(value, size, f"{what}[{index}]"))
-            labels.append(_labels(-1 if label is None else label, f"{what}[{index}]"))
+            try:
+                value, label = split_item(data[index])
+            except LookupError as error:
+                raise UserError(f"{what}: has no item {index} of its {total}.") from error
+            values.append(to_item(value, size, f"{what}[{index}]"))
+            labels.append(to_labels(-1 if label is None else label, f"{what}[{index}]"))
         shapes = {v.shape for v in values}
         if len(shapes) > 1:
             raise UserError(f"{what}: items have different shapes: {sorted(shapes)[:2]}.")
@@ -198,18 +191,8 @@ def _items(data: Items, size: int, what: str) -> Iterator[_Piece]:
         yield np.stack(values), np.array(labels, np.int64) if has_labels else None, None
 
 
-def _item(value: object, size: int, what: str) -> NDArray[Any]:
-    if isinstance(value, Image.Image):
-        return square(value, size)
-    if isinstance(value, np.ndarray | Tensor):
-        return _values(value[None], size, what)[0]
-    raise UserError(
-        f"{what}: got {type(value).__name__}, expected an image of Pillow, an array or a tensor."
-    )
-
-
 def _files(path: Path, size: int, what: str) -> Iterator[_Piece]:
-    if path.is_dir():
+    if is_folder(path):
         content, folder = list_folder(path), path
         groups = [group_of(name) for name in content.names]
         classes = sorted(set(groups))
@@ -219,9 +202,9 @@ def _files(path: Path, size: int, what: str) -> Iterator[_Piece]:
         else:
             labels = np.full(len(groups), -1, dtype=np.int64)
     elif path.suffix == ".npy":
-        yield _values(_load(path), size, f"{what} {path}"), None, None
+        yield to_values(map_array(path), size, f"{what} {path}"), None, None
         return
-    elif path.is_file():
+    elif is_regular(path):
         content, folder = read_list(path), path.parent
         labels = np.asarray(content.labels, dtype=np.int64)
     else:
@@ -230,69 +213,3 @@ def _files(path: Path, size: int, what: str) -> Iterator[_Piece]:
         chosen = slice(start, start + CHUNK)
         names = list(content.names[chosen])
         yield decode_all([folder / n for n in names], size, what), labels[chosen], names
-
-
-def _load(path: Path) -> NDArray[Any]:
-    try:
-        return np.load(path, mmap_mode="c", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise UserError(f"{path}: not a readable array ({error}).") from None
-
-
-def _values(data: NDArray[Any] | Tensor, size: int, what: str) -> NDArray[Any]:
-    r"""Brings an array or a tensor to uint8 images or float32 vectors."""
-    is_tensor = isinstance(data, Tensor)
-    array = data.detach().cpu().numpy() if isinstance(data, Tensor) else data
-    if array.ndim == 2:
-        return _vectors(array, what)
-    if array.ndim == 4 and is_tensor:
-        array = array.transpose(0, 2, 3, 1)
-    if array.ndim == 3:
-        array = array[..., None]
-    if array.ndim != 4 or array.shape[3] not in (1, 3):
-        layout = "(N, 3, H, W) in a tensor" if is_tensor else "(N, H, W, 3) in an array"
-        raise UserError(
-            f"{what}: got shape {tuple(data.shape)}, expected images {layout}, or vectors (N, d)."
-        )
-    if len(array) == 0:
-        return np.zeros((0, size, size, 3), np.uint8)
-    _check_side(array, size, what)
-    pixels = _pixels(array, what)
-    return np.repeat(pixels, 3, axis=3) if pixels.shape[3] == 1 else pixels
-
-
-def _vectors(array: NDArray[Any], what: str) -> NDArray[np.float32]:
-    if array.dtype.kind not in "fiu":
-        raise UserError(f"{what}: got vectors of {array.dtype}, expected real numbers.")
-    values = array.astype(np.float32)
-    bad = np.flatnonzero(~np.isfinite(values).all(axis=1))
-    if bad.size:
-        raise UserError(
-            f"{what}: {bad.size} of {len(array)} vectors hold NaN or infinity, the first is {bad[0]}."
-        )
-    return values
-
-
-def _pixels(array: NDArray[Any], what: str) -> NDArray[np.uint8]:
-    if array.dtype == np.uint8:
-        return array
-    if array.dtype.kind != "f":
-        raise UserError(
-            f"{what}: got images of {array.dtype}, expected uint8, or floats in [0, 1]."
-        )
-    low, high = float(array.min()), float(array.max())
-    if not (low >= -SLACK and high <= 1 + SLACK):  # also false for NaN
-        raise UserError(
-            f"{what}: got pixels from {low:.3g} to {high:.3g}, expected floats in [0, 1] or uint8; "
-            "leave normalisation to the detector."
-        )
-    return np.rint(255 * array.clip(0, 1)).astype(np.uint8)
-
-
-def _check_side(images: NDArray[Any], size: int, what: str) -> None:
-    height, width = images.shape[1:3]
-    if (height, width) != (size, size):
-        raise UserError(
-            f"{what}: images of {height} x {width} pixels, expected {size} x {size}; resize them, or "
-            f"set the size of the detector."
-        )

@@ -8,13 +8,15 @@ that belongs to no ID class.
 __all__ = ["ImageList", "list_folder", "parse_list", "read_list", "write_list"]
 
 import hashlib
+import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import UserError
 from ..files import write_text_atomic
+from .sources import is_regular
 
 SHOWN = 10
 # More digits than any set has classes, and fewer than an int64 has.
@@ -86,16 +88,60 @@ def read_list(path: Path) -> ImageList:
 
 
 def list_folder(folder: Path) -> ImageList:
-    r"""Lists every image file below a folder, in sorted order, with label -1."""
-    names = sorted(
-        p.relative_to(folder).as_posix()
-        for p in folder.rglob("*")
-        if p.suffix.lower() in EXTENSIONS and p.is_file()
-    )
+    r"""Lists every image file below a folder, in sorted order, with label -1.
+
+    Links to files and folders are followed; one to a folder above itself is left out, as what
+    it leads to is listed already.
+
+    Arguments:
+        folder: The folder.
+
+    Raises:
+        UserError: If there is none, a folder cannot be read, or the name of an image leads to no
+            regular file or is not UTF-8.
+    """
+    found = dict(_walk(folder))
+    names = sorted(found)
     if not names:
         raise UserError(f"{folder}: a folder without image files ({' '.join(sorted(EXTENSIONS))})")
+    if lost := [name for name in names if not found[name]]:
+        raise UserError(f"{folder}: no regular files, or links to none: {first(lost, 'file')}")
+    # As in a list file, whose text is UTF-8.
+    if odd := [name for name in names if not _is_utf8(name)]:
+        raise UserError(f"{folder}: file names that are not UTF-8: {first(odd, 'file')}")
 
     return image_list(names, [-1] * len(names))
+
+
+def _walk(folder: Path) -> Iterator[tuple[str, bool]]:
+    r"""Yields the relative path of each image, and whether there is a regular file behind it."""
+    waiting: list[tuple[str, frozenset[str]]] = [("", frozenset())]
+    while waiting:
+        below, above = waiting.pop()
+        path = os.path.join(folder, below)
+        real = os.path.realpath(path)
+        if real in above:
+            continue
+        try:
+            with os.scandir(path) as entries:
+                here = list(entries)
+        except OSError as error:
+            raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+        for entry in here:
+            # Of links that lead in circles, the entry's own methods raise an error.
+            is_link = entry.is_symlink()
+            if os.path.isdir(entry.path) if is_link else entry.is_dir():
+                waiting.append((f"{below}{entry.name}/", above | {real}))
+            elif os.path.splitext(entry.name)[1].lower() in EXTENSIONS:
+                yield below + entry.name, is_regular(entry.path) if is_link else entry.is_file()
+
+
+def _is_utf8(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def write_list(path: Path, names: Iterable[str], labels: Iterable[int]) -> None:
@@ -118,6 +164,8 @@ def image_list(names: Sequence[str], labels: Sequence[int]) -> ImageList:
 
 def first(items: list[str], noun: str) -> str:
     r"""Joins the first ten items, after their number: `"12 files: a, b, ... and 2 more"`."""
+    # A line break within a name would break the message.
+    shown = [item if item.isprintable() else ascii(item) for item in items[:SHOWN]]
     more = f" ... and {len(items) - SHOWN} more" if len(items) > SHOWN else ""
     plural = noun if len(items) == 1 else f"{noun}s"
-    return f"{len(items)} {plural}: {', '.join(items[:SHOWN])}{more}"
+    return f"{len(items)} {plural}: {', '.join(shown)}{more}"

@@ -30,15 +30,14 @@ __all__ = [
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from ..errors import UserError
 from ..options import read_yaml
 from ..resources import find, names
 from ..spelling import did_you_mean
-
-T = TypeVar("T")
-D = TypeVar("D")
+from .digits import SETS
+from .fields import as_mapping, channels, keys_of, name_of, names_of, path_of, shown, typed, whole
 
 #: The manifest that each ID data set is evaluated by unless another is named.
 BENCHMARKS = {"digits": "digits", "cifar10": "openood", "cifar100": "openood"}
@@ -48,6 +47,13 @@ DATASET_KEYS = ("source", "licence")
 ID_KEYS = ("mean", "std", "sets")
 DOWNLOAD_KEYS = ("dataset", "splits", "path", "first", "subset", "quality")
 SET_KEYS = ("name", "role", "dataset", "list", "count", "sha256", "note", "download", "overlaps")
+# Of these roles a benchmark has one set, of the others several.
+SINGLE = ("id_train", "id_val", "id_test", "ood_val")
+# Of these, no two sets may bear one name, nor that of another row.
+TABLES = ("near", "far", "csid")
+RESERVED = ("id", "all", "nearood", "farood")
+#: The largest side of images, in pixels.
+LARGEST = 4096
 
 
 @dataclass(frozen=True)
@@ -134,6 +140,11 @@ class Manifest:
     lists: str = "benchmark_imglist"
     hold_out: tuple[str, ...] = ()
 
+    @property
+    def is_embedded(self) -> bool:
+        r"""Whether the sets come with the package rather than from a data root."""
+        return bool(self.sets) and all(s.list is None for s in self.sets)
+
     def role(self, role: str) -> tuple[SetSpec, ...]:
         r"""Returns the sets of a role, in the order of the file."""
         return tuple(s for s in self.sets if s.role == role)
@@ -164,133 +175,136 @@ def load_manifest(name: str | Path, id_name: str) -> Manifest:
     """
     path = find("data_manifests", str(name))
 
-    top = _section(read_yaml(path), TOP_KEYS, f"{path}", required=("title", "ids"))
-    ids = _mapping(top["ids"], f"{path}: ids")
+    top = keys_of(_read(path), TOP_KEYS, f"{path}", required=("title", "ids"))
+    ids = as_mapping(top["ids"], f"{path}: ids")
     if id_name not in ids:
+        known = [str(key)[:80] for key in ids]
         raise UserError(
-            f"{path}: no ID data set {id_name!r}{did_you_mean(id_name, map(str, ids))}; "
-            f"known: {', '.join(map(str, ids))}"
+            f"{path}: no ID data set {id_name!r}{did_you_mean(id_name, known)}; "
+            f"known: {', '.join(known[:20])}"
         )
 
     where = f"{path}: ids.{id_name}"
-    entry = _section(ids[id_name], ID_KEYS, where, required=ID_KEYS)
+    entry = keys_of(ids[id_name], ID_KEYS, where, required=ID_KEYS)
     datasets = {
-        key: _section(value, DATASET_KEYS, f"{path}: datasets.{key}")
-        for key, value in _mapping(top.get("datasets", {}), f"{path}: datasets").items()
+        key: keys_of(value, DATASET_KEYS, f"{path}: datasets.{key}")
+        for key, value in as_mapping(top.get("datasets", {}), f"{path}: datasets").items()
     }
     sets = tuple(
         _set(s, datasets, f"{where}.sets[{i}]")
-        for i, s in enumerate(_typed(entry, "sets", list, where, []))
+        for i, s in enumerate(typed(entry, "sets", list, where, []))
     )
-    _check_unique(sets, where)
+    _check_sets(sets, id_name, where)
 
     return Manifest(
         name=path.stem,
-        title=_typed(top, "title", str, f"{path}", ""),
-        note=_typed(top, "note", str, f"{path}", "").strip(),
+        title=typed(top, "title", str, f"{path}", ""),
+        note=typed(top, "note", str, f"{path}", "").strip(),
         id_name=id_name,
-        size=_typed(top, "size", int, f"{path}", 32),
-        mean=_channels(entry, "mean", where),
-        std=_channels(entry, "std", where),
+        size=whole(top, "size", f"{path}", 32, 1, LARGEST),
+        mean=channels(entry, "mean", where),
+        std=channels(entry, "std", where),
         sets=sets,
-        get=_typed(top, "get", str, f"{path}", "").strip(),
-        images=_typed(top, "images", str, f"{path}", "images_classic"),
-        lists=_typed(top, "lists", str, f"{path}", "benchmark_imglist/{id}").format(id=id_name),
-        hold_out=tuple(map(str, _typed(top, "hold_out", list, f"{path}", []))),
+        get=typed(top, "get", str, f"{path}", "").strip(),
+        images=path_of(top, "images", f"{path}", "images_classic"),
+        lists=_lists(top, f"{path}", id_name),
+        hold_out=names_of(top, "hold_out", f"{path}"),
     )
 
 
+def _read(path: Path) -> object:
+    try:
+        return read_yaml(path)
+    except RecursionError:
+        raise UserError(f"{path}: nested too deeply, expected a manifest") from None
+
+
+def _lists(top: Mapping[str, Any], where: str, id_name: str) -> str:
+    pattern = path_of(top, "lists", where, "benchmark_imglist/{id}")
+    lists = pattern.replace("{id}", id_name)
+    if "{" in lists or "}" in lists:
+        raise UserError(f"{where}: lists is {shown(pattern)}, expected no field but {{id}}")
+    return lists
+
+
 def _set(content: object, datasets: Mapping[str, Mapping[str, Any]], where: str) -> SetSpec:
-    entry = _section(content, SET_KEYS, where, required=("name", "role"))
+    entry = keys_of(content, SET_KEYS, where, required=("name", "role"))
 
-    role = _typed(entry, "role", str, where, "")
+    role = typed(entry, "role", str, where, "")
     if role not in ROLES:
-        raise UserError(f"{where}: role {role!r}{did_you_mean(role, ROLES)}; one of {ROLES}")
+        raise UserError(
+            f"{where}: role {shown(role)}{did_you_mean(role[:80], ROLES)}; one of {ROLES}"
+        )
 
-    dataset = _typed(entry, "dataset", str, where, None)
+    dataset = typed(entry, "dataset", str, where, None)
     if dataset is not None and dataset not in datasets:
-        raise UserError(f"{where}: no dataset {dataset!r}{did_you_mean(dataset, datasets)}")
+        raise UserError(
+            f"{where}: no dataset {shown(dataset)}{did_you_mean(dataset[:80], map(str, datasets))}"
+        )
 
     about = datasets[dataset] if dataset is not None else {}
 
     return SetSpec(
-        name=_typed(entry, "name", str, where, ""),
+        name=name_of(entry, "name", where),
         role=role,
-        list=_typed(entry, "list", str, where, None),
-        count=_typed(entry, "count", int, where, None),
-        checksum=_typed(entry, "sha256", str, where, None),
-        source=_typed(about, "source", str, where, ""),
-        licence=_typed(about, "licence", str, where, ""),
-        note=_typed(entry, "note", str, where, ""),
+        list=path_of(entry, "list", where, None),
+        count=whole(entry, "count", where, None, 1, 10**9),
+        checksum=typed(entry, "sha256", str, where, None),
+        source=typed(about, "source", str, where, ""),
+        licence=typed(about, "licence", str, where, ""),
+        note=typed(entry, "note", str, where, ""),
         download=_download(entry["download"], f"{where}.download")
         if "download" in entry
         else None,
-        overlaps=tuple(map(str, _typed(entry, "overlaps", list, where, []))),
+        overlaps=names_of(entry, "overlaps", where),
     )
 
 
 def _download(content: object, where: str) -> Download:
-    entry = _section(content, DOWNLOAD_KEYS, where, required=("dataset", "splits", "path"))
+    entry = keys_of(content, DOWNLOAD_KEYS, where, required=("dataset", "splits", "path"))
 
     return Download(
-        dataset=_typed(entry, "dataset", str, where, ""),
-        splits=tuple(map(str, _typed(entry, "splits", list, where, []))),
-        path=_typed(entry, "path", str, where, ""),
-        first=_typed(entry, "first", int, where, 0),
-        subset=_typed(entry, "subset", str, where, None),
-        quality=_typed(entry, "quality", int, where, 95),
+        dataset=typed(entry, "dataset", str, where, ""),
+        splits=names_of(entry, "splits", where),
+        path=_pattern(entry, where),
+        first=whole(entry, "first", where, 0, 0, 10**9),
+        subset=typed(entry, "subset", str, where, None),
+        quality=whole(entry, "quality", where, 95, 1, 100),
     )
 
 
-def _check_unique(sets: Collection[SetSpec], where: str) -> None:
+def _pattern(entry: Mapping[str, Any], where: str) -> str:
+    pattern = path_of(entry, "path", where, "")
+    fields = {"split": "train", "index": 0, "label": 0, "class_name": "a", "number": 0}
+    try:
+        pattern.format(**fields)
+    except (LookupError, ValueError, AttributeError, TypeError):
+        known = ", ".join(fields)
+        raise UserError(
+            f"{where}: path is {shown(pattern)}, expected a pattern with the fields {known}"
+        ) from None
+    return pattern
+
+
+def _check_sets(sets: Collection[SetSpec], id_name: str, where: str) -> None:
+    if not sets:
+        raise UserError(f"{where}: sets is empty, expected the sets of the benchmark")
     seen: set[tuple[str, str]] = set()
     for spec in sets:
         # A table's rows go by their name, so near and far names may not meet either.
-        key = ("ood" if spec.role in ("near", "far", "csid") else spec.role, spec.name)
+        key = ("ood" if spec.role in TABLES else spec.role, spec.name)
         if key in seen:
             raise UserError(f"{where}: two sets are named {spec.name!r} ({spec.role})")
+        if spec.role in SINGLE and any(role == spec.role for role, _ in seen):
+            raise UserError(f"{where}: {spec.name!r} is a second set of role {spec.role}")
+        is_reserved = spec.name.split(" ")[0] in RESERVED or spec.name == f"{id_name}_test"
+        if spec.role in TABLES and is_reserved:
+            raise UserError(f"{where}: the {spec.role} set {spec.name!r} has another row's name")
         seen.add(key)
 
-
-def _mapping(content: object, where: str) -> Mapping[str, Any]:
-    if not isinstance(content, Mapping):
-        raise UserError(f"{where}: expected a mapping, found {type(content).__name__}")
-    return content
-
-
-def _section(
-    content: object, keys: Collection[str], where: str, required: Collection[str] = ()
-) -> Mapping[str, Any]:
-    section = _mapping(content, where)
-
-    for key in section:
-        if key not in keys:
-            raise UserError(
-                f"{where}: unknown key {key!r}{did_you_mean(str(key), keys)}; "
-                f"known: {', '.join(keys)}"
-            )
-    for key in required:
-        if key not in section:
-            raise UserError(f"{where}: the key {key!r} is missing")
-
-    return section
-
-
-def _typed(section: Mapping[str, Any], key: str, kind: type[T], where: str, default: D) -> T | D:
-    value = section.get(key)
-    if value is None:
-        return default
-    # YAML's true is an int to Python.
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise UserError(
-            f"{where}: {key} is {value!r} ({type(value).__name__}), expected {kind.__name__}"
-        )
-    return value
-
-
-def _channels(section: Mapping[str, Any], key: str, where: str) -> tuple[float, ...]:
-    value = section[key]
-    is_list = isinstance(value, list) and len(value) == 3
-    if not is_list or not all(isinstance(v, int | float) for v in value):
-        raise UserError(f"{where}: {key} is {value!r}, expected three numbers")
-    return tuple(map(float, value))
+    # Only the embedded benchmark, all of it, does without lists.
+    is_embedded = id_name == "digits" and {(s.role, s.name) for s in sets} == set(SETS)
+    without = [s for s in sets if s.list is None]
+    if without and not (is_embedded and len(without) == len(sets)):
+        spec = without[0]
+        raise UserError(f"{where}: the {spec.role} set {spec.name!r} has no list, expected one")

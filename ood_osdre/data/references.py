@@ -21,6 +21,7 @@ from ..spelling import did_you_mean
 from .lists import list_folder, read_list
 from .manifests import Manifest, SetSpec
 from .sets import ImageSet
+from .sources import is_folder, is_regular
 from .status import SetStatus, inspect, inspect_array, inspect_list
 
 
@@ -54,15 +55,15 @@ def find_reference(
     path = Path(reference)
     spec = SetSpec(path.stem, "reference", str(path))
 
-    if path.is_dir():
+    if is_folder(path):
         return inspect_list(spec, path, path, list_folder(path))
-    if path.is_file() and path.suffix == ".npy":
+    if is_regular(path) and path.suffix == ".npy":
         return inspect_array(spec, path)
-    if path.is_file():
+    if is_regular(path):
         content = read_list(path)
         # OpenOOD's lists are relative to the images of the data root, other lists to themselves.
         base = data_root / manifest.images
-        is_local = bool(content.names) and not (base / content.names[0]).is_file()
+        is_local = bool(content.names) and not is_regular(base / content.names[0])
         return inspect_list(spec, path, path.parent if is_local else base, content)
 
     names = [s.name for s in known]

@@ -1,11 +1,11 @@
 r"""What of a benchmark is on disk: each set is present, partial, corrupt or absent.
 
-======== ============================================================================
+======== ==================================================================================
 present  the list is as expected and each of its files exists and is not empty
 partial  the list has fewer entries than expected, or some of its files are missing
-corrupt  the list cannot be read or is another version, or some files are empty
+corrupt  the list cannot be read or is another version, or some files are empty, or no files
 absent   there is no list, or none of its files
-======== ============================================================================
+======== ==================================================================================
 
 Only a present set may stand in a table: a row computed on part of a set, or on another list,
 would bear the name of a number it is not.
@@ -33,6 +33,7 @@ import numpy as np
 from ..errors import UserError
 from .lists import ImageList, first, read_list
 from .manifests import Manifest, SetSpec, benchmark_names, load_manifest
+from .sources import is_regular, map_array, stat
 
 STATES = ("present", "partial", "corrupt", "absent")
 # What training and scoring need besides a reference and a set to tell apart.
@@ -103,7 +104,7 @@ def inspect_list(
         content: The content of the list, if it has been read.
     """
     if content is None:
-        if not path.is_file():
+        if not is_regular(path):
             detail = "no such list"
             return SetStatus(spec, "absent", 0, spec.count, path, images, detail)
         try:
@@ -123,7 +124,10 @@ def inspect_list(
     elif missing:
         state, detail = "partial", f"missing in {images}: {first(missing, 'file')}"
     elif empty:
-        state, detail = "corrupt", f"empty in {images}: {first(empty, 'file')}"
+        state, detail = (
+            "corrupt",
+            f"empty in {images}, or no regular files: {first(empty, 'file')}",
+        )
     elif spec.checksum is not None and spec.checksum != content.checksum:
         state, detail = (
             "corrupt",
@@ -151,20 +155,21 @@ def inspect_list(
 
 def inspect_array(spec: SetSpec, path: Path) -> SetStatus:
     r"""Returns the state of a set given by a `.npy` array of images in uint8."""
-    if not path.is_file():
+    if not is_regular(path):
         return SetStatus(spec, "absent", 0, spec.count, path, path.parent, "no such file")
 
     try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        detail = f"not a whole .npy array: {' '.join(str(error).split())}"
+        array = map_array(path)
+    except UserError as error:
+        detail = str(error).removeprefix(f"{path}: ")
         return SetStatus(spec, "corrupt", 0, spec.count, path, path.parent, detail)
 
-    is_images = array.ndim == 3 or (array.ndim == 4 and array.shape[3] in (1, 3))
+    is_grey = array.ndim == 3 and 3 not in (array.shape[0], array.shape[2])  # one image, else
+    is_images = is_grey or (array.ndim == 4 and array.shape[3] in (1, 3))
     expected = len(array) if spec.count is None and is_images else spec.count
     state, detail, found = "present", "", len(array) if array.ndim else 0
 
-    if array.dtype != np.uint8 or not is_images or not found:
+    if array.dtype != np.uint8 or not is_images or not array.size:
         state, found = "corrupt", 0
         detail = f"expected uint8 (N, H, W[, 3]), found {array.dtype} {array.shape}"
     elif expected is not None and found != expected:
@@ -184,15 +189,6 @@ def stat_all(folder: Path, names: tuple[str, ...]) -> Iterator[tuple[int, int] |
     with ThreadPoolExecutor(max_workers=8) as pool:
         for chunk in pool.map(some, range(0, len(names), CHUNK)):
             yield from chunk
-
-
-def stat(path: str) -> tuple[int, int] | None:
-    r"""Returns the size and modification time of a file; None if there is none."""
-    try:
-        result = os.stat(path)
-    except (OSError, ValueError):  # absent, too long a name, no permission
-        return None
-    return result.st_size, result.st_mtime_ns
 
 
 def can_run(statuses: Sequence[SetStatus]) -> bool:

@@ -2,6 +2,8 @@ r"""Batches and standardisation of vectors, as :mod:`ood_osdre.data.batches` has
 
 __all__ = ["Standardise", "VectorBatches"]
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -9,9 +11,14 @@ from ..objectives import Draw, Times
 from .batches import BATCH, step_generator
 from .preprocess import Preprocess
 
+EXACT = torch.float64
+
 
 class Standardise(Preprocess):
     r"""From vectors to network inputs, with the statistics of the ID data.
+
+    Vectors in float64 are standardised in it: of coordinates such as times in seconds, single
+    precision holds nothing but their mean.
 
     Arguments:
         mean: The mean of each coordinate, :math:`d` of them.
@@ -19,13 +26,28 @@ class Standardise(Preprocess):
         device: The device of the inputs.
     """
 
+    def __init__(
+        self, mean: Sequence[float], std: Sequence[float], device: torch.device | str = "cpu"
+    ) -> None:
+        super().__init__(mean, std, device)
+        # Not on the device, some of which have no float64.
+        self.statistics = torch.tensor(mean, dtype=EXACT), torch.tensor(std, dtype=EXACT)
+
     def pixels(self, images: Tensor) -> Tensor:
-        r"""Returns vectors in float32 on the device, with shape :math:`(B, d)`."""
-        return images.to(self.device, torch.float32)
+        r"""Returns vectors in float32 on the device, float64 as it is, :math:`(B, d)`."""
+        return images if images.dtype == EXACT else images.to(self.device, torch.float32)
 
     def normalise(self, pixels: Tensor) -> Tensor:
-        r"""Standardises vectors, with shape :math:`(B, d)`."""
-        return (pixels - self.mean) / self.std
+        r"""Standardises vectors, with shape :math:`(B, d)`, to float32 on the device."""
+        if pixels.dtype != EXACT:
+            return (pixels - self.mean) / self.std
+        mean, std = (value.to(pixels.device) for value in self.statistics)
+        return ((pixels - mean) / std).to(torch.float32).to(self.device)
+
+    def on(self, device: torch.device | str) -> "Standardise":
+        r"""Returns the same standardisation on another device."""
+        mean, std = (value.tolist() for value in self.statistics)
+        return Standardise(mean, std, device)
 
     def __call__(self, images: Tensor) -> Tensor:
         r"""Maps vectors to inputs, with shape :math:`(B, d)`."""

@@ -23,6 +23,8 @@ from .host import Foreign
 #: Where data sets of OpenOOD, and of torchvision, keep their transform.
 TRANSFORMS = ("transform_image", "preprocessor", "transform")
 AUGMENTED, PLAIN = "data", "data_aux"
+# What Pillow raises for damaged files, depending on their format, and for those of absurd size.
+UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError)
 
 
 class View(NamedTuple):
@@ -62,8 +64,12 @@ def view_of(id_loaders: Mapping[str, Any], split: str) -> View:
 def images_of(loader: Iterable[Mapping[str, Any]], key: str) -> Iterator[Tensor]:
     r"""Yields the images under a key of a loader's batches."""
     for batch in loader:
+        if not isinstance(batch, Mapping):
+            raise UserError(
+                f"loader: a batch is a {type(batch).__name__}, expected a mapping with {key!r}."
+            )
         if key not in batch:
-            raise UserError(f"loader: a batch has no {key!r}, only {', '.join(batch)}.")
+            raise UserError(f"loader: a batch has no {key!r}, only {', '.join(map(str, batch))}.")
         yield batch[key]
 
 
@@ -113,9 +119,11 @@ class ReferenceImages(Dataset):
     def __getitem__(self, index: int) -> Tensor:
         try:
             with Image.open(self.paths[index]) as image:
-                return self.transform(image.convert("RGB"))
-        except OSError as error:
-            raise UserError(f"reference: {self.paths[index]}: not readable ({error}).") from None
+                rgb = image.convert("RGB")
+        except UNREADABLE as error:
+            reason = " ".join(str(error).split())[:100]
+            raise UserError(f"reference: {self.paths[index]}: not readable ({reason}).") from None
+        return self.transform(rgb)
 
     def loader(self, like: object) -> DataLoader:
         r"""Returns a loader with the batch size and the workers of another."""

@@ -11,14 +11,13 @@ Mode           What scores                                               Passes
 =============  ========================================================  =====================
 
 A network without what its mode needs is refused in one line. It is never scored with something
-else.
+else. So are images of another size than those of training, and, as far as it can be seen
+(:mod:`~ood_osdre.plugin.openood.statistics`), a host that normalises otherwise.
 """
 
 __all__ = ["MODES", "Mode", "make_mode"]
 
 import abc
-import hashlib
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -33,13 +32,16 @@ from ...errors import UserError
 from ...experiment import Scorer, load_scorer
 from ...extraction import collect_features, device_of, input_batches, unwrapped
 from ...feature_ratio import FeatureRatio, FeatureRatioOptions
+from ...guards import check_inputs
+from ...recognition import KnownNetwork
 from .host import Foreign
 from .loaders import ReferenceImages, View, images_of, normalisation_of, view_of
 from .network import OSDRENet, ratio_of
-from .options import PostprocessorOptions, Statistics
+from .options import PostprocessorOptions
+from .statistics import host_statistics, is_close, renormalised
 
-# Means and deviations of ID images that were normalised by their own statistics, generously.
-MEAN_WITHIN, STD_WITHIN = 0.5, (0.5, 2.0)
+#: What errors call the host's images.
+IMAGES = "postprocessor: images"
 
 
 class Mode(abc.ABC):
@@ -62,6 +64,9 @@ class Mode(abc.ABC):
         Arguments:
             net: The network, in evaluation mode.
             id_loaders: OpenOOD's ID loaders by split.
+
+        Raises:
+            UserError: If the network or the host's images are not what the mode needs.
         """
 
     @abc.abstractmethod
@@ -75,6 +80,9 @@ class Mode(abc.ABC):
         Returns:
             The class logits, with shape :math:`(B, C)`, and the log-ratios in nats (larger = more
             ID), with shape :math:`(B)`.
+
+        Raises:
+            UserError: If the network or the images are not what the mode needs.
         """
 
     def set(self, values: Mapping[str, Any]) -> None:
@@ -84,14 +92,18 @@ class Mode(abc.ABC):
 
 
 class NetworkMode(Mode):
-    r"""The network is an OS-DRE network."""
+    r"""The network is an OS-DRE network.
+
+    Its images are the host's, whose accuracy comes from them, too. If the host normalises them
+    otherwise than in training, it is the host that has to change.
+    """
 
     def setup(self, net: nn.Module, id_loaders: Mapping[str, Any]) -> None:
         own = self._of(net).normalisation
-        split = _test_split(id_loaders)
-        host = None if split is None else normalisation_of(view_of(id_loaders, split).transform)
-        if own is not None and host is not None and not _is_close(own, host):
-            # The host's accuracy comes from the same images, so it is the host that has to change.
+        if own is None:
+            return
+        host = host_statistics(self.options, id_loaders)
+        if host is not None and not is_close(own, host):
             raise UserError(
                 f"postprocessor: the host normalises images by mean {_rounded(host[0])} and std "
                 f"{_rounded(host[1])}, the network was trained with {_rounded(own[0])} and "
@@ -99,7 +111,8 @@ class NetworkMode(Mode):
             )
 
     def evaluate(self, net: nn.Module, data: Tensor) -> tuple[Tensor, Tensor]:
-        return self._of(net).evaluate(data)
+        own = self._of(net)
+        return own.evaluate(check_inputs(data, _shape(own.size), IMAGES))
 
     def _of(self, net: nn.Module) -> OSDRENet:
         found = ratio_of(net)
@@ -122,29 +135,15 @@ class CheckpointMode(Mode):
         if options.checkpoint is None:
             raise UserError("postprocessor_args.checkpoint: the mode 'checkpoint' needs a folder.")
         self.scorer = load_scorer(Path(options.checkpoint))
-        self.host = options.statistics()
+        self.host = host_statistics(options, {})
 
     def setup(self, net: nn.Module, id_loaders: Mapping[str, Any]) -> None:
-        if self.host is not None:
-            return
-        split = _test_split(id_loaders)
-        if split is None:
-            return
-        view = view_of(id_loaders, split)
-        self.host = normalisation_of(view.transform)
-        if self.host is None:
-            # Nothing says how the host normalises; as the scorer expects, unless it shows.
-            _check_normalised(next(images_of(id_loaders[split], view.key)))
+        self.host = host_statistics(self.options, id_loaders)
 
     def evaluate(self, net: nn.Module, data: Tensor) -> tuple[Tensor, Tensor]:
-        size = self.scorer.metadata.get("size")
-        if size is not None and data.shape[-2:] != (size, size):
-            raise UserError(
-                f"postprocessor: images of {data.shape[-2]} x {data.shape[-1]} pixels, but the "
-                f"scorer in {self.options.checkpoint} takes {size} x {size}."
-            )
+        check_inputs(data, _shape(self.scorer.metadata.get("size")), IMAGES)
         scorer = self._on(data.device)
-        x = data if self.host is None else _renormalised(data, self.host, scorer)
+        x = data if self.host is None else renormalised(data, self.host, scorer.preprocess)
         return net(data), scorer.ratio.log_ratio(x)
 
     def _on(self, device: torch.device) -> Scorer:
@@ -187,13 +186,13 @@ class FeaturesMode(Mode):
                 "folder or a list file (or a checkpoint of a head)."
             )
         self._features: tuple[Tensor, Tensor] | None = None
-        self._fitted_to = ""
 
     def setup(self, net: nn.Module, id_loaders: Mapping[str, Any]) -> None:
         if self.is_trained:
+            self.ratio.check_network(net)
             return
-        digest = _digest(net)
-        if self._fitted_to == digest and self.ratio.ratio is not None:
+        known = self.ratio.known
+        if self.ratio.ratio is not None and known is not None and known.matches(net):
             return
         view = view_of(id_loaders, self.options.id_split)
         loader = id_loaders[self.options.id_split]
@@ -202,8 +201,7 @@ class FeaturesMode(Mode):
             collect_features(net, images_of(loader, view.key), layer),
             collect_features(net, self._broadened(view, loader), layer),
         )
-        self._fit(device_of(net))
-        self._fitted_to = digest
+        self._fit(device_of(net), KnownNetwork.of(net))
 
     def evaluate(self, net: nn.Module, data: Tensor) -> tuple[Tensor, Tensor]:
         log_ratio, given = self.ratio.evaluate(net, data)
@@ -227,13 +225,14 @@ class FeaturesMode(Mode):
             raise UserError(
                 "postprocessor: the features were not kept with the file; set up anew."
             )
-        self.ratio = FeatureRatio(options, self.ratio.layer)
+        known, self.ratio = self.ratio.known, FeatureRatio(options, self.ratio.layer)
         if was_fitted:
-            self._fit(device)
+            self._fit(device, known)
 
-    def _fit(self, device: torch.device | str) -> None:
+    def _fit(self, device: torch.device | str, known: KnownNetwork | None) -> None:
         if self._features is not None:
             self.ratio.fit_features(*self._features, device)
+            self.ratio.known = known
 
     def _broadened(self, view: View, like: object) -> Iterator[Tensor]:
         batches = input_batches(self._reference_images(view, like))
@@ -287,45 +286,10 @@ def make_mode(
     return MODES[options.mode](options)
 
 
-def _renormalised(x: Tensor, host: Statistics, scorer: Scorer) -> Tensor:
-    own = scorer.preprocess
-    if _is_close(host, (own.mean.tolist(), own.std.tolist())):
-        return x
-    mean, std = (x.new_tensor(values)[:, None, None] for values in host)
-    return own.normalise(x * std + mean)
-
-
-def _test_split(id_loaders: Mapping[str, Any]) -> str | None:
-    return next((k for k in ("test", "val", "train") if k in id_loaders), None)
-
-
-def _is_close(a: Statistics, b: Statistics) -> bool:
-    return all(
-        math.isclose(x, y, abs_tol=1e-5)
-        for xs, ys in zip(a, b, strict=True)
-        for x, y in zip(xs, ys, strict=True)
-    )
+def _shape(size: int | None) -> tuple[int, ...] | None:
+    r"""Returns the shape of an image in training; None if it is not known."""
+    return None if size is None else (3, size, size)
 
 
 def _rounded(values: list[float]) -> list[float]:
     return [round(v, 4) for v in values]
-
-
-def _check_normalised(images: Tensor) -> None:
-    mean, std = images.mean(dim=(0, 2, 3)), images.std(dim=(0, 2, 3))
-    low, high = STD_WITHIN
-    if mean.abs().max() > MEAN_WITHIN or std.min() < low or std.max() > high:
-        found = ", ".join(f"{m:.2f} ± {s:.2f}" for m, s in zip(mean, std, strict=True))
-        raise UserError(
-            f"postprocessor: the ID images have channels of {found}, so they are not normalised "
-            "by ID statistics; say how with postprocessor_args 'mean' and 'std'."
-        )
-
-
-def _digest(net: nn.Module) -> str:
-    r"""Returns a digest of a network's weights: another network needs another head."""
-    hasher = hashlib.sha256()
-    for name, tensor in net.state_dict().items():
-        hasher.update(name.encode())
-        hasher.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy().tobytes())
-    return hasher.hexdigest()

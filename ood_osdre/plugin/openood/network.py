@@ -33,6 +33,7 @@ class OSDRENet(nn.Module):
         config: The configuration that it was built from, which :class:`OSDRETrainer` needs.
         normalisation: The means and standard deviations of the channels that it was trained on,
             to be compared with the host's; None if they are not known.
+        size: The side of the images that it was trained on; None if it is not known.
 
     Raises:
         UserError: If the ratio has no class head: OpenOOD reports the ID accuracy.
@@ -43,10 +44,12 @@ class OSDRENet(nn.Module):
         ratio: RatioModel,
         config: Config | None = None,
         normalisation: tuple[list[float], list[float]] | None = None,
+        size: int | None = None,
     ) -> None:
         super().__init__()
         _, head = _parts(ratio)
-        self.ratio, self.config, self.normalisation = ratio, config, normalisation
+        self.ratio, self.config = ratio, config
+        self.normalisation, self.size = normalisation, size
         self.num_classes, self.feature_size = head.out_features, head.in_features
 
     @classmethod
@@ -66,7 +69,7 @@ class OSDRENet(nn.Module):
         r"""Returns the network of a trained scorer."""
         config = Config.from_mapping(scorer.metadata["config"])
         statistics = scorer.preprocess.mean.tolist(), scorer.preprocess.std.tolist()
-        return cls(scorer.ratio, config, statistics).eval()
+        return cls(scorer.ratio, config, statistics, scorer.metadata.get("size")).eval()
 
     @classmethod
     def build(cls, config: Config, classes: int) -> "OSDRENet":

@@ -9,6 +9,9 @@ from ...data.broadening import SHARE
 from ...errors import UserError
 from ...options import Range, Section
 
+Mean = Annotated[float, Range(0, 1)]
+Deviation = Annotated[float, Range(0, ends="()")]
+
 #: The means and the standard deviations of the channels.
 Statistics: TypeAlias = tuple[list[float], list[float]]
 
@@ -29,8 +32,8 @@ class PostprocessorOptions(Section):
         id_split: The ID split that the mode `features` trains on.
         broaden: The share of the reference that the mode `features` transforms strongly, so that
             far-OOD images lie within its reach (:mod:`ood_osdre.data.broadening`).
-        mean: The means that the host's images were normalised with; null to read them off its
-            transform.
+        mean: The means, of pixels in [0, 1], that the host's images were normalised with; null to
+            read them off its transform.
         std: The standard deviations, likewise.
     """
 
@@ -41,8 +44,8 @@ class PostprocessorOptions(Section):
     layer: str | None = None
     id_split: str = "train"
     broaden: Annotated[float, Range(0, 1)] = SHARE
-    mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
+    mean: tuple[Mean, ...] | None = None
+    std: tuple[Deviation, ...] | None = None
 
     def statistics(self) -> Statistics | None:
         r"""Returns the means and the standard deviations; None if they are not given."""

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from ...errors import UserError
-from ...extraction import device_of
+from ...extraction import device_of, evaluating, unwrapped
 from ...feature_ratio import FeatureRatioOptions
 from ...metrics import check_scores
 from ...options import Section, Value, option_types
@@ -69,34 +69,45 @@ class OSDREPostprocessor(Base):
             super().__init__()
         else:
             super().__init__(config)
-        section: Mapping[str, Any] = {} if config is None else config.get("postprocessor") or {}
-        given = {**(section.get("postprocessor_args") or {}), **options}
+        section = _mapping(_mapping(config, "config").get("postprocessor"), "postprocessor")
+        given = {**_mapping(section.get("postprocessor_args"), "postprocessor_args"), **options}
         if isinstance(reference, str | os.PathLike):
             given["reference"], reference = os.fspath(reference), None
-        head = given.pop("head", None) or None
+        head = _mapping(given.pop("head", None), "postprocessor_args.head")
         self.options = _section(PostprocessorOptions, given, "postprocessor_args")
         head_options = None
-        if head is not None:
+        if head:
             head_options = _section(FeatureRatioOptions, head, "postprocessor_args.head")
         self.mode = make_mode(self.options, head_options, reference)
         # Some of the host's files lack the key.
-        self.APS_mode = bool(section.get("APS_mode") or False)
+        searches = section.get("APS_mode")
+        if not isinstance(searches, bool | None):
+            raise UserError(f"postprocessor.APS_mode: got {searches!r}, expected true or false.")
+        self.APS_mode = bool(searches)
         self.hyperparam_search_done = False
         self.setup_flag = False
-        self.args_dict = dict(section.get("postprocessor_sweep") or {})
+        self.args_dict = dict(_mapping(section.get("postprocessor_sweep"), "postprocessor_sweep"))
         self._check_sweep()
 
     def setup(
         self, net: nn.Module, id_loader_dict: Mapping[str, Any], ood_loader_dict: object
     ) -> None:
-        r"""Puts the network in evaluation mode and prepares; a second call does nothing.
+        r"""Puts the network in evaluation mode, as the host will, and prepares.
 
         Arguments:
             net: The network.
             id_loader_dict: The ID loaders, of which `train` or another split is read in the mode
                 `features` alone.
             ood_loader_dict: The OOD loaders, in whatever style. They are ignored.
+
+        Raises:
+            UserError: If the network or the ID loaders are not what the mode needs.
         """
+        if not isinstance(id_loader_dict, Mapping):
+            raise UserError(
+                f"postprocessor: got {type(id_loader_dict).__name__} for the ID loaders, expected "
+                "a mapping of loaders by split."
+            )
         net.eval()
         if self.APS_mode and not self.hyperparam_search_done and not self.args_dict:
             raise UserError(
@@ -116,10 +127,18 @@ class OSDREPostprocessor(Base):
         Returns:
             The predicted classes and the log-ratios in nats (larger = more ID), both with shape
             :math:`(B)`.
+
+        Raises:
+            UserError: If the network or the images are not what the mode needs.
         """
-        if net.training:
-            net.eval()
-        logits, log_ratio = self.mode.evaluate(net, data)
+        with evaluating(net):
+            logits, log_ratio = self.mode.evaluate(net, data)
+        if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(data):
+            found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+            raise UserError(
+                f"postprocessor: {type(unwrapped(net)).__name__} returns {found} for {len(data)} "
+                f"images, expected class logits with shape ({len(data)}, C)."
+            )
         return logits.argmax(dim=1), log_ratio
 
     def inference(
@@ -137,29 +156,40 @@ class OSDREPostprocessor(Base):
             with shape :math:`(N)`.
 
         Raises:
-            UserError: If there are no images, or a score is NaN or infinite.
+            UserError: If there are no images, a batch is none of the host's, or a score is NaN or
+                infinite.
         """
         device = device_of(net)
         parts: list[tuple[Tensor, ...]] = []
         names: list[str] = []
         for batch in tqdm(data_loader, disable=not progress):
-            data = batch["data"].to(device, non_blocking=True)
-            parts.append((*(y.cpu() for y in self.postprocess(net, data)), batch["label"].cpu()))
-            names += [str(n) for n in batch.get("image_name", range(len(data)))]
+            data, label, own = _taken(batch)
+            pred, conf = self.postprocess(net, data.to(device, non_blocking=True))
+            parts.append((pred.cpu(), conf.cpu(), label.cpu()))
+            names += own
         if not parts:
             raise UserError("postprocessor: the loader is empty, expected at least one batch.")
-        pred, conf, label = (torch.cat(p).numpy() for p in zip(*parts, strict=True))
+        arrays = [torch.cat(p).numpy() for p in zip(*parts, strict=True)]
         # The host would fail on them too, but only once everything is scored.
-        check_scores("postprocessor", conf, names)
-        return pred.astype(np.int64), conf.astype(np.float32), label.astype(np.int64)
+        check_scores("postprocessor", arrays[1], names)
+        return arrays[0].astype(np.int64), arrays[1].astype(np.float32), arrays[2].astype(np.int64)
 
     def set_hyperparam(self, hyperparam: Iterable[Any]) -> None:
         r"""Sets hyper-parameters, and recomputes what depends on them.
 
         Arguments:
             hyperparam: The values, in the order of `args_dict`.
+
+        Raises:
+            UserError: If their number is another, or one is out of range.
         """
-        self.mode.set(dict(zip(self.args_dict, hyperparam, strict=True)))
+        values = list(hyperparam)
+        if len(values) != len(self.args_dict):
+            raise UserError(
+                f"postprocessor: got {len(values)} hyper-parameters, expected one for each of "
+                f"postprocessor_sweep: {', '.join(self.args_dict) or 'none'}."
+            )
+        self.mode.set(dict(zip(self.args_dict, values, strict=True)))
 
     def get_hyperparam(self) -> list[Any]:
         r"""Returns the values, in the order of `args_dict`."""
@@ -179,6 +209,40 @@ class OSDREPostprocessor(Base):
                 )
             if not isinstance(values, list | tuple) or not values:
                 raise UserError(f"postprocessor_sweep.{name}: got {values!r}, expected a list.")
+
+
+def _mapping(value: object, source: str) -> Mapping[str, Any]:
+    r"""Returns a section of the host's configuration, none of whose keys need be there."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise UserError(f"{source}: got {value!r:.60}, expected a mapping.")
+    return value
+
+
+def _taken(batch: object) -> tuple[Tensor, Tensor, list[str]]:
+    r"""Returns the images, the labels and the names of a batch."""
+    keys = ("data", "label")
+    given = [batch.get(key) for key in keys] if isinstance(batch, Mapping) else []
+    for key, value in zip(keys, given, strict=False):
+        if not isinstance(value, Tensor):
+            raise UserError(
+                f"postprocessor: a batch has {type(value).__name__} under {key!r}, expected a "
+                "tensor."
+            )
+    if not isinstance(batch, Mapping):
+        raise UserError(
+            f"postprocessor: a batch is a {type(batch).__name__}, expected a mapping with 'data' "
+            "and 'label', as OpenOOD's loaders give."
+        )
+    data, label = given
+    names = [str(n) for n in batch.get("image_name", range(len(data)))]
+    if label.shape != (len(data),) or len(names) != len(data):
+        raise UserError(
+            f"postprocessor: a batch of {len(data)} images with labels of shape "
+            f"{tuple(label.shape)} and {len(names)} names, expected one for each."
+        )
+    return data, label, names
 
 
 def _section(section: type[S], values: Mapping[str, Any], source: str) -> S:

@@ -99,7 +99,8 @@ class OSDRETrainer:
                 "reference": "train_unlabeled_loader",
             },
         )
-        self.net = OSDRENet(self.trainer.averaged, own)
+        statistics = preprocess.mean.tolist(), preprocess.std.tolist()
+        self.net = OSDRENet(self.trainer.averaged, own, statistics, pair[0].shape[-1])
 
     def train_epoch(self, epoch_idx: int) -> tuple[OSDRENet, dict[str, float]]:
         r"""Trains for one epoch of the ID loader.
