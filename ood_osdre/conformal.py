@@ -62,18 +62,19 @@ class SplitConformal:
     """
 
     def __init__(self, scores: ArrayLike, alpha: float) -> None:
-        if not 0 < alpha < 1:
-            raise UserError(f"alpha: got {alpha}, expected a rate between 0 and 1.")
+        is_number = isinstance(alpha, float | int | np.floating)
+        if not is_number or not 0 < alpha < 1:
+            raise UserError(f"alpha: got {alpha!r}, expected a rate between 0 and 1.")
         self.scores = np.sort(check_scores("calibration", scores))
         self.alpha = float(alpha)
         self.rank = _rank(self.size, self.alpha)
         if self.rank == 0:
             log.warning(
                 "calibration: %d scores cannot flag at a rate of %g, so nothing is flagged; it "
-                "takes at least %d",
+                "takes at least %.15g",
                 self.size,
                 alpha,
-                math.ceil(1 / alpha) - 1,
+                np.ceil(1 / self.alpha) - 1,  # infinite for the smallest rates
             )
 
     @property

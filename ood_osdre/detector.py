@@ -11,38 +11,31 @@ __all__ = ["OneStepDetector"]
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from torch import nn
+from torch import Tensor, nn
 
-from . import checkpoints
-from .backbones import build_ratio_on
-from .building import build_ratio, prepare_objective
-from .claims import claimed
-from .config import Config, load_config
+from .config import Config
 from .conformal import SplitConformal
 from .data.fingerprints import count_shared, fingerprints
 from .data.inputs import Chunk, read, read_chunks
-from .data.preprocess import Preprocess
-from .data.vectors import Standardise
+from .detector_files import Fitted, read_calibration, read_fitted, run_folder, write_fitted
+from .detector_options import class_labels, configured
 from .devices import find_device
 from .errors import UserError
 from .evaluation import score_images
 from .experiment import Scorer
-from .files import sweep
 from .fitting import Problem
 from .metrics import check_scores
-from .ratio import RatioModel
-from .training import Outcome, Trainer
+from .training import Outcome
 
-CALIBRATION = "calibration"
 ESTIMATORS = ("one_step", "direct")
 
 log = logging.getLogger(__name__)
@@ -73,6 +66,7 @@ class OneStepDetector:
             `training__steps=2000`.
 
     Raises:
+        TypeError: If the backbone is no module.
         UserError: If an option is unknown or out of range, or the device is not there.
 
     Example:
@@ -98,8 +92,13 @@ class OneStepDetector:
         progress: bool = True,
         **options: object,
     ) -> None:
+        if backbone is not None and not isinstance(backbone, nn.Module):
+            found = backbone.__name__ if isinstance(backbone, type) else type(backbone).__name__
+            raise TypeError(f"'backbone' should be a torch.nn.Module, got {found}.")
+        if type(size) is not int or size < 1:
+            raise UserError(f"size: got {size!r}, expected a number of pixels, an integer >= 1.")
         self.device = find_device(device)
-        self.config = _config(config, options, gpu=self.device.type == "cuda")
+        self.config = configured(config, options, gpu=self.device.type == "cuda")
         if self.config.estimator not in ESTIMATORS:
             raise UserError(
                 f"estimator: got {self.config.estimator}, a detector needs one of "
@@ -110,7 +109,7 @@ class OneStepDetector:
         self.backbone, self.size, self.progress = backbone, size, progress
         self.outcome = Outcome()
         self.conformal: SplitConformal | None = None
-        self._fitted: _Fitted | None = None
+        self._fitted: Fitted | None = None
 
     def __repr__(self) -> str:
         state = "not fitted" if self._fitted is None else "fitted"
@@ -122,7 +121,7 @@ class OneStepDetector:
         self,
         id_data: object,
         reference: object,
-        labels: ArrayLike | None = None,
+        labels: ArrayLike | Tensor | None = None,
         folder: str | os.PathLike[str] | None = None,
         resume: bool = False,
     ) -> "OneStepDetector":
@@ -136,7 +135,8 @@ class OneStepDetector:
                 `(image, label)` and folders of class folders have, a class head is trained too
                 if the configuration wants one.
             reference: The images or vectors :math:`p_0` that ID data are told apart from.
-            labels: The ID classes from 0, with shape :math:`(N)`; None for those of `id_data`.
+            labels: The ID classes, whole numbers from 0, with shape :math:`(N)`; None for those of
+                `id_data`.
             folder: A folder for checkpoints and the log; None writes nothing.
             resume: Whether to go on from the folder's checkpoint, if there is one.
 
@@ -149,11 +149,11 @@ class OneStepDetector:
         """
         given = read(id_data, self.size, "ID data")
         if labels is not None:
-            given = given._replace(labels=np.asarray(labels, dtype=np.int64))
+            given = given._replace(labels=class_labels(labels))
         problem = Problem(self.config, given, read(reference, self.size, "reference"), self.device)
         target = None if folder is None else Path(folder)
-        with nullcontext() if target is None else _run_folder(target, resume):
-            trainer = self._trainer(problem, target)
+        with nullcontext() if target is None else run_folder(target, resume):
+            trainer = problem.trainer(self.backbone, self.size, target)
             self.outcome = trainer.run(progress=self.progress, resume=resume)
         if not self.outcome.finished:
             where = "" if folder is None else f"; saved in {folder}, go on with resume=True"
@@ -161,7 +161,7 @@ class OneStepDetector:
                 f"fit: stopped ({self.outcome.reason}) at step {self.outcome.step} of "
                 f"{self.config.training.steps}{where}."
             )
-        self._fitted = _Fitted.of(trainer.kept, problem.preprocess, trainer.metadata, problem.seen)
+        self._fitted = Fitted.of(trainer.kept, problem.preprocess, trainer.metadata, problem.seen)
         self.conformal = None
         return self
 
@@ -279,23 +279,7 @@ class OneStepDetector:
         Raises:
             UserError: If it cannot be written.
         """
-        fitted, target = self._get_fitted("save"), Path(folder)
-        digest = checkpoints.write_checkpoint(
-            target, checkpoints.MODEL, fitted.ratio.state_dict(), fitted.metadata
-        )
-        tensors = {} if fitted.seen is None else {"seen": torch.as_tensor(fitted.seen)}
-        conformal = self.conformal
-        if conformal is not None:
-            tensors["scores"] = torch.as_tensor(conformal.scores)
-        checkpoints.write_checkpoint(
-            target,
-            CALIBRATION,
-            tensors,
-            {
-                "model": digest,
-                "alpha": None if conformal is None else conformal.alpha,
-            },
-        )
+        write_fitted(Path(folder), self._get_fitted("save"), self.conformal)
 
     @classmethod
     def load(
@@ -318,41 +302,14 @@ class OneStepDetector:
             UserError: If the folder holds none, or it is damaged.
         """
         source = Path(folder)
-        tensors, metadata = checkpoints.read_checkpoint(source, checkpoints.MODEL)
-        file = source / f"{checkpoints.MODEL}.json"
-        own = metadata.get("backbone")
-        if (own is None) != (backbone is None):
-            expected = "none" if own is None else f"the {own} it was trained with"
-            raise UserError(f"{file}: pass as backbone {expected}.")
-        try:
-            config = Config.from_mapping(metadata["config"], str(file))
-            detector = cls(config, backbone=backbone, size=metadata["size"], device=device)
-            dim = metadata.get("dim")
-            ratio = detector._ratio(config, metadata["classes"], dim)
-            kind = Preprocess if dim is None else Standardise
-            preprocess = kind(metadata["mean"], metadata["std"], detector.device)
-        except KeyError as error:
-            raise UserError(f"{file}: {error} is missing, expected a trained model.") from None
-        checkpoints.restore(ratio, tensors, file)
-        seen = detector._load_calibration(source)
-        detector._fitted = _Fitted.of(ratio.to(detector.device), preprocess, metadata, seen)
+        config, fitted = read_fitted(source, backbone, find_device(device))
+        size = fitted.metadata["size"]
+        detector = cls(config, backbone=backbone, size=size, device=device)
+        seen, detector.conformal = read_calibration(source)
+        detector._fitted = replace(fitted, seen=seen)
         return detector
 
-    def _load_calibration(self, folder: Path) -> NDArray[np.int64] | None:
-        r"""Restores the calibration and returns the fingerprints of what fit has read."""
-        if not checkpoints.exists(folder, CALIBRATION):
-            return None
-        tensors, metadata = checkpoints.read_checkpoint(folder, CALIBRATION)
-        if metadata.get("model") != checkpoints.digest_of(folder, checkpoints.MODEL):
-            raise UserError(
-                f"{folder / CALIBRATION}.json: of another model than the one in this folder; "
-                "save the detector again."
-            )
-        if "scores" in tensors:
-            self.conformal = SplitConformal(tensors["scores"].numpy(), metadata["alpha"])
-        return tensors["seen"].numpy() if "seen" in tensors else None
-
-    def _get_fitted(self, method: str) -> "_Fitted":
+    def _get_fitted(self, method: str) -> Fitted:
         if self._fitted is None:
             raise UserError(f"{method}: the detector is not fitted; call fit first.")
         return self._fitted
@@ -366,7 +323,7 @@ class OneStepDetector:
             )
         return self.conformal
 
-    def _score(self, fitted: "_Fitted", chunk: Chunk) -> NDArray[np.float32]:
+    def _score(self, fitted: Fitted, chunk: Chunk) -> NDArray[np.float32]:
         shape = chunk.values.shape[1:]
         dim = fitted.metadata.get("dim")
         expected = (self.size, self.size, 3) if dim is None else (dim,)
@@ -377,103 +334,3 @@ class OneStepDetector:
         )
         check_scores("input", scores, chunk.names)
         return scores
-
-    def _ratio(self, config: Config, classes: int, dim: int | None) -> RatioModel:
-        r"""Builds the untrained ratio, on the user's backbone if there is one."""
-        if self.backbone is None:
-            if dim is not None and config.network.kind != "mlp":
-                raise UserError(
-                    f"network.kind: got {config.network.kind}, which takes images; expected mlp "
-                    "for vectors."
-                )
-            return build_ratio(config, classes, dim)
-        shape = (3, self.size, self.size) if dim is None else (dim,)
-        return build_ratio_on(self.backbone, shape, config, classes)
-
-    def _trainer(self, problem: Problem, folder: Path | None) -> Trainer:
-        config = problem.config
-        torch.manual_seed(config.training.seed)
-        ratio = self._ratio(config, problem.classes, problem.dim).to(self.device)
-        times, objective = prepare_objective(config, problem.moments(), ratio)
-        return Trainer(
-            ratio,
-            objective,
-            problem.batches(times),
-            config.training,
-            problem.validation(),
-            config.evaluation.select,
-            folder,
-            problem.metadata
-            | {
-                "size": self.size,
-                "backbone": None if self.backbone is None else type(self.backbone).__qualname__,
-            },
-        )
-
-
-@dataclass(frozen=True)
-class _Fitted:
-    r"""What a fitted detector scores with.
-
-    Attributes:
-        ratio: The trained model, which is saved.
-        folded: The same, folded.
-        preprocess: The preprocessing, with the statistics of the ID data.
-        metadata: What is saved with the model.
-        seen: The fingerprints of what fit has read; None if that is not known.
-    """
-
-    ratio: RatioModel
-    folded: RatioModel
-    preprocess: Preprocess
-    metadata: Mapping[str, Any]
-    seen: NDArray[np.int64] | None
-
-    @classmethod
-    def of(
-        cls,
-        ratio: RatioModel,
-        preprocess: Preprocess,
-        metadata: Mapping[str, Any],
-        seen: NDArray[np.int64] | None,
-    ) -> "_Fitted":
-        r"""Returns a ratio in evaluation mode, with its folded form."""
-        ratio.eval()
-        folded = ratio.fold()
-        if metadata["config"]["training"]["channels_last"]:
-            folded.to(memory_format=torch.channels_last)
-        return cls(ratio, folded, preprocess, metadata, seen)
-
-
-@contextmanager
-def _run_folder(folder: Path, resume: bool) -> Iterator[None]:
-    r"""Holds a folder against other runs, and refuses to write over one."""
-    with claimed(folder):
-        names = (checkpoints.STATE, checkpoints.MODEL)
-        if not resume and any(checkpoints.exists(folder, name) for name in names):
-            raise UserError(
-                f"{folder}: holds a run already; go on with resume=True or choose another folder."
-            )
-        sweep(folder, age=0)
-        yield
-
-
-def _config(
-    config: str | Path | Mapping[str, Any] | Config | None,
-    options: Mapping[str, object],
-    gpu: bool,
-) -> Config:
-    r"""Returns the configuration with options, `__` standing for the dot of a key."""
-    if config is None:
-        config = "cifar10" if gpu else "cifar10_cpu"
-    source = str(config) if isinstance(config, str | Path) else "config"
-    if isinstance(config, str | Path):
-        config = load_config(config)
-    values: dict[str, Any] = dict(config.to_dict() if isinstance(config, Config) else config)
-    for key, value in options.items():
-        section, _, name = key.rpartition("__")
-        if section:
-            values[section] = {**(values.get(section) or {}), name: value}
-        else:
-            values[name] = value
-    return Config.from_mapping(values, source)

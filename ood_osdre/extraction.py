@@ -66,7 +66,7 @@ def extract_features(net: nn.Module, x: Tensor, layer: str | None = None) -> Fea
         The features and, if the network has classes, the logits.
 
     Raises:
-        TypeError: If it is no module.
+        TypeError: If it is no module, or its inputs are no tensor.
         UserError: If the network offers no features or no such layer, fails on the inputs, or
             stays in training mode.
 
@@ -76,6 +76,8 @@ def extract_features(net: nn.Module, x: Tensor, layer: str | None = None) -> Fea
         >>> h.features.shape, h.logits.shape
         (torch.Size([5, 8]), torch.Size([5, 3]))
     """
+    if not isinstance(x, Tensor):
+        raise TypeError(f"'x' should be a tensor, got {type(x).__name__}.")
     with evaluating(net):
         # A wrapper's forward takes anything; what the network takes, only itself can say.
         bare = unwrapped(net)

@@ -7,18 +7,22 @@ augmented nor compared with sets made by a program, so their validation is the h
 alone.
 """
 
-__all__ = ["Problem"]
+__all__ = ["Problem", "build_untrained"]
 
 import hashlib
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
+from .backbones import build_ratio_on
+from .building import build_ratio, prepare_objective
 from .config import Config
 from .data import ImageSet, hold_out_reference
 from .data.batches import PairBatches
@@ -32,7 +36,7 @@ from .metrics import ood_metrics
 from .objectives import Draw, Times
 from .paths import Moments
 from .ratio import RatioModel
-from .training import Validate
+from .training import Trainer, Validate
 
 # The share of ID data, and of a reference without classes, that selects the model.
 HELD_OUT = 0.1
@@ -140,6 +144,30 @@ class Problem:
             config.training.seed,
         )
 
+    def trainer(self, backbone: nn.Module | None, size: int, folder: Path | None) -> Trainer:
+        r"""Returns the training loop of a new ratio.
+
+        Arguments:
+            backbone: As for :func:`build_untrained`.
+            size: The side of images.
+            folder: A folder for checkpoints and the log; None writes nothing.
+        """
+        config = self.config
+        torch.manual_seed(config.training.seed)
+        ratio = build_untrained(config, backbone, size, self.classes, self.dim).to(self.device)
+        times, objective = prepare_objective(config, self.moments(), ratio)
+        own = None if backbone is None else type(backbone).__qualname__
+        return Trainer(
+            ratio,
+            objective,
+            self.batches(times),
+            config.training,
+            self.validation(),
+            config.evaluation.select,
+            folder,
+            self.metadata | {"size": size, "backbone": own},
+        )
+
     def validation(self) -> Validate:
         r"""Returns what selects the model: ID data held out against reference held out."""
         options = self.config.evaluation
@@ -161,6 +189,33 @@ class Problem:
             return {"val_near": auroc, "val_auroc": auroc}
 
         return validate
+
+
+def build_untrained(
+    config: Config, backbone: nn.Module | None, size: int, classes: int, dim: int | None
+) -> RatioModel:
+    r"""Builds an untrained ratio, on the user's backbone if there is one.
+
+    Arguments:
+        config: The configuration.
+        backbone: A module from inputs :math:`(B, *)` to features :math:`(B, F)`, which is copied;
+            None for the one that the configuration describes.
+        size: The side of images.
+        classes: The number of ID classes, 0 without labels.
+        dim: The dimension of vectors; None for images.
+
+    Raises:
+        UserError: If the network takes something else.
+    """
+    if backbone is not None:
+        shape = (3, size, size) if dim is None else (dim,)
+        return build_ratio_on(backbone, shape, config, classes)
+    if dim is not None and config.network.kind != "mlp":
+        raise UserError(
+            f"network.kind: got {config.network.kind}, which takes images; expected mlp for "
+            "vectors."
+        )
+    return build_ratio(config, classes, dim)
 
 
 def _classes(id_data: Chunk) -> int:

@@ -23,7 +23,9 @@ from ..data.preprocess import Preprocess
 from ..detector import OneStepDetector
 from ..errors import UserError
 from ..experiment import Scorer
+from ..extraction import evaluating
 from ..feature_ratio import FeatureRatio, FeatureRatioOptions
+from ..guards import check_inputs, check_log_ratios
 from ..ratio import RatioModel
 
 try:
@@ -88,6 +90,7 @@ class OneStepRatioDetector(Detector):
         super().__init__()
         self.ratio: nn.Module | None = None
         self.preprocess: Preprocess | None = None
+        self.shape: tuple[int, ...] | None = None
         self._detector: OneStepDetector | None = None
         if isinstance(model, OneStepDetector):
             self._detector = model
@@ -119,7 +122,7 @@ class OneStepRatioDetector(Detector):
         if self._detector is None:
             return self
         x, y = _collect(data_loader, lambda batch: batch)
-        reference = _reference(y)
+        reference = _reference(x, y)
         self._take(
             self._detector.fit(x[~reference], x[reference], labels=y[~reference].numpy()).scorer
         )
@@ -138,15 +141,22 @@ class OneStepRatioDetector(Detector):
 
         Raises:
             RequiresFittingException: If there is no trained ratio yet.
-            UserError: If pixels are expected and these are normalised.
+            TypeError: If the inputs are no tensor.
+            UserError: If they are not of the shape of those in training (which a bare ratio does
+                not know), not floats or not finite, or if pixels are expected and these are
+                normalised; or if a score is not finite.
         """
         if self.ratio is None:
             raise RequiresFittingException
+        check_inputs(x, self.shape)
         if self.preprocess is None:
-            return -self.ratio(x.to(next(self.ratio.parameters()).device))
-        _check_pixels(x)
-        x = x.to(self.preprocess.device, torch.float32)
-        return -self.ratio(self.preprocess.normalise(x))
+            inputs = x.to(next(self.ratio.parameters()).device)
+        elif x.ndim == 4:
+            _check_pixels(x)
+            inputs = self.preprocess.normalise(x.to(self.preprocess.device, torch.float32))
+        else:
+            inputs = self.preprocess(x)
+        return -check_log_ratios(self.ratio(inputs), "x")
 
     def to(self, device: torch.device | str) -> "OneStepRatioDetector":
         r"""Moves the detector to a device."""
@@ -157,6 +167,11 @@ class OneStepRatioDetector(Detector):
 
     def _take(self, scorer: Scorer) -> None:
         self.ratio, self.preprocess = scorer.ratio.fold(), scorer.preprocess
+        size, dim = (scorer.metadata.get(key) for key in ("size", "dim"))
+        if dim is not None:
+            self.shape = (dim,)
+        elif size is not None:
+            self.shape = (3, size, size)
 
 
 class FeatureRatioDetector(FeaturesDetector):
@@ -164,7 +179,8 @@ class FeatureRatioDetector(FeaturesDetector):
 
     Arguments:
         encoder: A callable from inputs :math:`(B, *)` to features; None for
-            :meth:`fit_features` and :meth:`predict_features` alone. Put it in evaluation mode.
+            :meth:`fit_features` and :meth:`predict_features` alone. A module is evaluated in
+            evaluation mode, and left as it is.
         options: The head and its training, see
             :class:`~ood_osdre.feature_ratio.FeatureRatioOptions`.
     """
@@ -209,7 +225,7 @@ class FeatureRatioDetector(FeaturesDetector):
         Raises:
             ValueError: If there are no ID samples or no reference.
         """
-        reference = _reference(y)
+        reference = _reference(x, y)
         self.head.fit_features(x[~reference], x[reference], self.device or "cpu")
         return self
 
@@ -254,19 +270,52 @@ class FeatureRatioDetector(FeaturesDetector):
     def _encode(self, x: Tensor) -> Tensor:
         if self.encoder is None:
             raise ModelNotSetException
-        return self.encoder(x if self.device is None else x.to(self.device)).flatten(1)
+        if not isinstance(x, Tensor):
+            raise TypeError(f"x: got {type(x).__name__}, expected a tensor.")
+        moved = x if self.device is None else x.to(self.device)
+        if not isinstance(self.encoder, nn.Module):
+            return self.encoder(moved).flatten(1)
+        with evaluating(self.encoder):
+            return self.encoder(moved).flatten(1)
 
 
 def _collect(batches: Batches, transform: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-    pairs = [(transform(x).cpu(), y.cpu()) for x, y in batches]
+    pairs = []
+    for batch in batches:
+        parts = list(batch) if isinstance(batch, tuple | list) else [batch]
+        if len(parts) != 2 or not all(isinstance(part, Tensor) for part in parts):
+            found = ", ".join(type(part).__name__ for part in parts[:3])
+            raise UserError(
+                f"data_loader: a batch is {len(parts)} of {found}, expected a pair (x, y) of "
+                "tensors."
+            )
+        x, y = parts
+        if x.ndim == 0 or y.shape != x.shape[:1]:
+            raise UserError(
+                f"data_loader: a batch of inputs with shape {tuple(x.shape)} and labels with shape "
+                f"{tuple(y.shape)}, expected a label for each."
+            )
+        pairs.append((transform(x).cpu(), y.cpu()))
     if not pairs:
         raise ValueError("The data loader is empty, expected ID samples and a reference.")
-    x, y = zip(*pairs, strict=True)
-    return torch.cat(x), torch.cat(y)
+    shapes = sorted({tuple(x.shape[1:]) for x, _ in pairs})
+    if len(shapes) > 1:
+        raise UserError(f"data_loader: inputs of different shapes, {shapes[0]} and {shapes[1]}.")
+    xs, ys = zip(*pairs, strict=True)
+    return torch.cat(xs), torch.cat(ys)
 
 
-def _reference(labels: Tensor) -> Tensor:
+def _reference(x: Tensor, labels: Tensor) -> Tensor:
     r"""Returns which samples are the reference, those with a label below 0."""
+    if not isinstance(x, Tensor) or not isinstance(labels, Tensor):
+        raise TypeError(
+            f"x, y: got {type(x).__name__} and {type(labels).__name__}, expected tensors."
+        )
+    if labels.shape != x.shape[:1] or labels.isnan().any():
+        raise UserError(
+            f"labels: got shape {tuple(labels.shape)} for inputs with shape {tuple(x.shape)}, "
+            "expected a label for each, none of them NaN."
+        )
     reference = labels < 0
     count = int(reference.sum())
     if count in (0, len(labels)):
@@ -278,7 +327,7 @@ def _reference(labels: Tensor) -> Tensor:
 
 
 def _check_pixels(x: Tensor) -> None:
-    if x.ndim == 4 and not (x.min() >= -SLACK and x.max() <= 1 + SLACK):
+    if not (x.min() >= -SLACK and x.max() <= 1 + SLACK):
         raise UserError(
             f"x: got values from {float(x.min()):.3g} to {float(x.max()):.3g}, expected pixels in "
             "[0, 1]; leave normalisation to the detector."

@@ -222,19 +222,20 @@ def _mapping(value: object, source: str) -> Mapping[str, Any]:
 
 def _taken(batch: object) -> tuple[Tensor, Tensor, list[str]]:
     r"""Returns the images, the labels and the names of a batch."""
-    keys = ("data", "label")
-    given = [batch.get(key) for key in keys] if isinstance(batch, Mapping) else []
-    for key, value in zip(keys, given, strict=False):
-        if not isinstance(value, Tensor):
-            raise UserError(
-                f"postprocessor: a batch has {type(value).__name__} under {key!r}, expected a "
-                "tensor."
-            )
     if not isinstance(batch, Mapping):
         raise UserError(
             f"postprocessor: a batch is a {type(batch).__name__}, expected a mapping with 'data' "
             "and 'label', as OpenOOD's loaders give."
         )
+    given = []
+    for key in ("data", "label"):
+        value = batch.get(key)
+        if not isinstance(value, Tensor) or value.ndim == 0:
+            raise UserError(
+                f"postprocessor: a batch has {type(value).__name__} under {key!r}, expected a "
+                "tensor with a row for each image."
+            )
+        given.append(value)
     data, label = given
     names = [str(n) for n in batch.get("image_name", range(len(data)))]
     if label.shape != (len(data),) or len(names) != len(data):
