@@ -134,6 +134,8 @@ def parse_yaml(text: str, source: str) -> Value:
     """
     try:
         return yaml.load(text, Loader=_Loader)
+    except RecursionError:
+        raise UserError(f"{source}: not valid YAML: it is nested too deep.") from None
     except (ValueError, TypeError) as error:  # impossible dates, lists as keys
         raise UserError(f"{source}: not valid YAML: {error}.") from None
     except yaml.YAMLError as error:
