@@ -68,7 +68,7 @@ def class_labels(labels: ArrayLike | Tensor) -> NDArray[np.int64]:
         raise UserError(f"labels: lists of different lengths, {expected}.") from None
     if array.dtype.kind not in "biuf":
         one = array.flat[0] if array.size else labels
-        raise UserError(f"labels: got {type(one).__name__}, {expected}.")
+        raise UserError(f"labels: got {repr(one)[:40]}, {expected}.")
     # Floats hold whole numbers exactly up to here; NaN is not one.
     is_index = (array >= -1) & (array < 2**53) & (array == np.floor(array))
     if not is_index.all():

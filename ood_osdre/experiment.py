@@ -67,11 +67,16 @@ class Scorer:
         Raises:
             UserError: If the images are not uint8, of another shape or size.
         """
-        if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3:
+        kind = getattr(images, "dtype", type(images).__name__)
+        shape = tuple(getattr(images, "shape", ()))
+        fits = isinstance(images, np.ndarray) and kind == np.uint8 and len(shape) == 4
+        if not fits or shape[3] != 3 or not shape[0]:
             raise UserError(
-                f"images: got {images.dtype} with shape {tuple(images.shape)}, expected uint8 "
-                "with shape (N, H, W, 3); OneStepDetector takes other forms."
+                f"images: got {kind} with shape {shape}, expected uint8 with shape (N, H, W, 3), "
+                "not empty; OneStepDetector takes other forms."
             )
+        if type(batch_size) is not int or batch_size < 1:
+            raise ValueError(f"'batch_size' should be an integer >= 1, got {batch_size!r}.")
         self.refuse_other_size(images, "images")
         return score_images(self.ratio, images, self.preprocess, batch_size)[0]
 

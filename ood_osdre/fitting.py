@@ -248,7 +248,13 @@ def _inspect(id_data: Chunk, reference: Chunk) -> tuple[NDArray[np.int64], dict[
             shared,
             len(marks[1]),
         )
-    sums = (hashlib.sha256(np.sort(m).astype("<i8").tobytes()).hexdigest() for m in marks)
+    sums = [hashlib.sha256(np.sort(m).astype("<i8").tobytes()).hexdigest() for m in marks]
+    # Copies in single precision are the same items.
+    marks += [
+        fingerprints(chunk.values.astype(np.float32))
+        for chunk in (id_data, reference)
+        if chunk.values.dtype == np.float64
+    ]
     return np.unique(np.concatenate(marks)), dict(zip(("id", "reference"), sums, strict=True))
 
 

@@ -17,6 +17,7 @@ from ood_osdre.checkpoints import MODEL, write_checkpoint
 from ood_osdre.data import ImageSet
 from ood_osdre.detector import OneStepDetector
 from ood_osdre.errors import UserError
+from ood_osdre.fitting import Problem
 from ood_osdre.metrics import ood_metrics
 
 VECTORS = {"network": {"kind": "mlp", "width": 0.125, "depths": [1]}}
@@ -258,7 +259,7 @@ def test_the_model_of_a_run_folder_loads_and_calibrates(
     assert (loaded.score(draw(5, 2)) == detector.score(draw(5, 2))).all()
 
 
-def test_fit_resumes_from_its_folder(tmp_path: Path) -> None:
+def test_fit_resumes_from_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {**SMALL, "training__steps": 4, "training__checkpoint_every": 2}
     data = draw(20, 0), draw(20, 1)
     whole = OneStepDetector("digits", **options).fit(*data)
@@ -267,8 +268,7 @@ def test_fit_resumes_from_its_folder(tmp_path: Path) -> None:
         if step == 3:
             raise KeyboardInterrupt
 
-    part = OneStepDetector("digits", **options)
-    make = part._trainer
+    make = Problem.trainer
 
     def interrupted(*args: object) -> object:
         trainer = make(*args)  # type: ignore[arg-type]
@@ -276,9 +276,10 @@ def test_fit_resumes_from_its_folder(tmp_path: Path) -> None:
         trainer.batches = lambda step: (stop(step), batches(step))[1]
         return trainer
 
-    part._trainer = interrupted  # type: ignore[assignment, method-assign]
-    with pytest.raises(KeyboardInterrupt):
-        part.fit(*data, folder=tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(Problem, "trainer", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            OneStepDetector("digits", **options).fit(*data, folder=tmp_path)
     resumed = OneStepDetector("digits", **options).fit(*data, folder=tmp_path, resume=True)
     assert (resumed.score(data[0]) == whole.score(data[0])).all()
 

@@ -149,6 +149,11 @@ def test_a_scorer_says_which_images_it_takes() -> None:
     for shape, dtype in (((2, 3, 32, 32), np.uint8), ((2, 32, 32, 3), np.float32)):
         with pytest.raises(UserError, match=r"expected uint8 with shape \(N, H, W, 3\)"):
             scorer.score(np.zeros(shape, dtype))
+    for odd in ([1, 2], None, np.zeros((0, 32, 32, 3), np.uint8)):
+        with pytest.raises(UserError, match="expected uint8 with shape"):
+            scorer.score(odd)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="'batch_size' should be an integer >= 1, got 0"):
+        scorer.score(np.zeros((1, 32, 32, 3), np.uint8), batch_size=0)
     with pytest.raises(UserError, match="got 28x28 pixels, expected 32x32"):
         scorer.score(np.zeros((2, 28, 28, 3), np.uint8))
 
