@@ -583,6 +583,6 @@ def test_single_precision_copies_of_what_was_fitted_are_recognised() -> None:
     small = {"training__steps": 2, "training__batch_size": 4, "training__warmup": 1}
     detector = OneStepDetector({"network": {"kind": "mlp"}}, progress=False, **small)
     detector.fit(x, reference)
-    for copy in (x, x.astype(np.float32)):
+    for again in (x, x.astype(np.float32)):
         with pytest.raises(UserError, match="were read in fit"):
-            detector.calibrate(copy)
+            detector.calibrate(again)
