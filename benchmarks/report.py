@@ -109,6 +109,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "digits": lambda: run_table("digits"),
     "latency": lambda: rows_of("latency", "latency.md"),
     "throughput": lambda: rows_of("throughput", "throughput.md"),
+    "int8": lambda: rows_of("int8", "int8.md"),
+    "joint-score": lambda: rows_of("joint_score", "table.md"),
     "density-planar": task_tables.planar,
     "kl": task_tables.divergences,
     "drift": task_tables.drift,
