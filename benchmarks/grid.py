@@ -20,6 +20,10 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+# Of a method's name, what a folder's should not hold.
+REPLACED = (
+    (" + ", "-"), (", ", "-"), (": ", "-"), (" = ", "_"), (" ", "_"), ("/", "_"), ("∞", "inf"), ("³", "3"),
+)  # fmt: skip
 UNFINISHED = 3  # the main command's status for a run that its time budget stopped
 
 
@@ -40,7 +44,7 @@ class Method:
 
 def slug(name: str) -> str:
     r"""Returns the folder name of a method."""
-    for old, new in ((" + ", "-"), (", ", "-"), (" ", "_"), ("∞", "inf"), ("³", "3")):
+    for old, new in REPLACED:
         name = name.replace(old, new)
     return name
 

@@ -51,7 +51,7 @@ def test_a_program_gives_the_scores_of_the_scorer(
     )
 
 
-@pytest.mark.parametrize("estimator", ["one_step", "direct"])
+@pytest.mark.parametrize("estimator", ["one_step", pytest.param("direct", marks=pytest.mark.slow)])
 def test_an_onnx_file_gives_the_scores_of_the_scorer(tmp_path: Path, estimator: str) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")

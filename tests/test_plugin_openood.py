@@ -586,6 +586,7 @@ def test_trainer_keeps_the_hosts_contract(tmp_path: Path) -> None:
         trainer.train_epoch(3)
 
 
+@pytest.mark.slow
 def test_trainer_learns_to_tell_reference_from_id(tmp_path: Path) -> None:
     loaders = HostLoaders("pipeline", count=64, batch_size=32)
     config = host_config(

@@ -239,6 +239,7 @@ def test_without_pytorch_ood_the_extra_is_named(without_pytorch_ood: object) -> 
             getattr(without_pytorch_ood, name)(None)
 
 
+@pytest.mark.slow
 def test_an_image_set_fits_alike(tmp_path: Path) -> None:
     r"""Pixels that came through ToTensor are the images that they came from."""
     id_images, reference = draw(40, 0, 90), draw(40, 1)

@@ -161,7 +161,7 @@ def test_whitening_keeps_densities() -> None:
     torch.testing.assert_close(ours, truth.log_prob(train[10:20]), atol=0.1, rtol=0)
 
 
-@pytest.mark.parametrize("whiten", [False, True])
+@pytest.mark.parametrize("whiten", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_rows_of_the_tabular_suite(whiten: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables_density, "DRAWS", 2000)
     options = replace(

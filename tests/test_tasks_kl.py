@@ -57,7 +57,13 @@ def test_scenarios_that_are_none() -> None:
         scenario("noise_corruption", 2, -1)
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name == "linear_drift" else pytest.mark.slow)
+        for name in SCENARIOS
+    ],
+)
 def test_tracker_follows_the_truth(name: str) -> None:
     tracker = KLTracker(10, options=replace(QUADRATIC, steps=200, batch_size=256))
     for step in (0, 1, 3):

@@ -150,7 +150,10 @@ def test_normal_scores_of_ties_and_constants() -> None:
         NormalScores(torch.zeros(1, 2))
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(
+    "kernel",
+    [pytest.param(k, marks=() if k in ("rq", "gaussian") else pytest.mark.slow) for k in KERNELS],
+)
 def test_every_kernel_finds_the_information_of_gaussians(kernel: str) -> None:
     options = replace(QUADRATIC, kernel=kernel, steps=250, batch_size=256)
     (row,) = estimate(Job("gaussian-pairs", 12, 3.0, "os-dre", options, 20_000))

@@ -181,7 +181,9 @@ print(outcome.reason, outcome.step, flush=True)
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_signals_save_first(tmp_path: Path, number: signal.Signals) -> None:
     script = textwrap.dedent(SCRIPT).format(tests=str(Path(__file__).parent))
     process = subprocess.Popen(
