@@ -112,6 +112,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "int8": lambda: rows_of("int8", "int8.md"),
     "joint-score": lambda: rows_of("joint_score", "table.md"),
     "density-planar": task_tables.planar,
+    "density-images": task_tables.images,
     "kl": task_tables.divergences,
     "drift": task_tables.drift,
     "mi-gaussian": lambda: task_tables.information("mi/mi-gaussian.json"),

@@ -43,6 +43,26 @@ def planar() -> str:
     return markdown_rows(header, rows)
 
 
+def images() -> str:
+    r"""Returns bits per dimension of images, before and after division by the mass."""
+    rows = []
+    for row in _read("density/density-images.json").to_dict("records"):
+        error = row["log_mass_error"]
+        mass = f"{row['log_mass']:.1f}" + ("" if pd.isna(error) else f" ± {error:.1f}")
+        rows.append(
+            [
+                f"{row['images']} (d = {row['dim']})",
+                "covariance alone" if row["method"] == "Gaussian" else row["method"],
+                f"{row['bits']:.3f}",
+                mass,
+                f"{row['normalised_bits']:.3f}",
+            ]
+        )
+    return markdown_rows(
+        ["images", "row", "bits, as it comes", "log Ẑ (nats)", "normalised"], rows
+    )
+
+
 def divergences() -> str:
     r"""Returns the divergences of the streams, truth first."""
     return _pivot(_read("kl/kl.json"), ["task", "step"])

@@ -128,8 +128,8 @@ def git_commit(folder: str | os.PathLike[str] | None = None) -> dict[str, Any] |
         folder: The folder; this package's by default.
 
     Returns:
-        The `revision`, and whether the clone is `dirty`: tracked files are changed, or there is
-        code or a configuration that git does not know. None if git does not track the folder, as
+        The `revision`, and whether the clone is `dirty`: code or a configuration is changed, or
+        not known to git. Results that a run has just written count for nothing. None if git does not track the folder, as
         for a package that is merely installed below somebody's repository.
     """
     folder = Path(__file__).parent if folder is None else Path(folder)
@@ -152,7 +152,7 @@ def git_commit(folder: str | os.PathLike[str] | None = None) -> dict[str, Any] |
 
         return {
             "revision": git("rev-parse", "HEAD"),
-            "dirty": git("status", "--porcelain", "--untracked-files=no") != ""
+            "dirty": git("status", "--porcelain", "--untracked-files=no", "--", *CODE) != ""
             or git("ls-files", "--others", "--exclude-standard", *CODE) != "",
         }
     except (OSError, subprocess.SubprocessError):
