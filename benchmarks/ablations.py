@@ -5,7 +5,7 @@ r"""One option at a time: what of the default matters, on the embedded images.
 Every row is the digits configuration with one thing changed: the number of atoms K, the kernel, the
 shape that atoms start from, the path, the weights of terms, the distribution of times and the weight
 of score matching (these two with a score-matching term beside the end-point loss, as they act on
-nothing else), normalisation, and the size of the reference. About a minute a run on one core; runs
+nothing else), normalisation, and the size of both training sets. About a minute a run on one core; runs
 that are done are skipped. With `--id`, `--benchmark`, `--config` and `--data-root` the same grid runs
 on other images.
 
@@ -57,7 +57,7 @@ GROUPS: dict[str, dict[str, list[str]]] = {
         "weight of the bridge": ["objective.time_score=0.1", "objective.weight=bridge"],
     },
     "normalisation": {"group normalisation": ["network.norm=group"]},
-    "reference": {f"{n} images": [f"data.train_limit={n}"] for n in (100, 200, 400)},
+    "training images": {f"{n} of each set": [f"data.train_limit={n}"] for n in (100, 200, 400)},
 }
 METHODS = {
     (name if name == group else f"{group}: {name}"): options
@@ -75,7 +75,8 @@ def table(folder: Path) -> str:
     """
     rows = []
     for name in METHODS:
-        runs = [_read(run) for run in sorted((folder / slug(name)).glob("seed-*"))]
+        records = sorted((folder / slug(name)).glob("seed-*/run.json"))
+        runs = [_read(record.parent) for record in records]
         if runs:
             frame = pd.DataFrame(runs)
             rows.append([name, str(len(frame)), *(_text(frame[c]) for c in frame.columns)])

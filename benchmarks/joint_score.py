@@ -5,7 +5,7 @@ r"""The joint objectives on the eight Gaussians of the plane, against the exact 
 An MLP gives the coefficients and, under a time-conditioned decoder, the data score; both are
 trained together, by the conditional form and by the sliced (Hutchinson) one. At every time the
 path's distribution is a mixture of Gaussians, so that data score and log-ratio have closed forms.
-Prints the relative error of the data score at five times and how well the ratio fits, beside a
+Prints the relative squared error of the data score at five times and how well the ratio fits, beside a
 ratio trained without a data score for as many steps; draws the scores as arrows.
 """
 
@@ -112,7 +112,7 @@ def fit(form: str, steps: int) -> tuple[OneStepRatio, VectorDecoder]:
 
 @torch.no_grad()
 def judge(ratio: OneStepRatio, decoder: VectorDecoder | None) -> dict[str, float]:
-    r"""Returns relative errors of the data score by time, and the fit of the log-ratio."""
+    r"""Returns relative squared errors of the data score by time, and the fit of the log-ratio."""
     g = torch.Generator().manual_seed(1)
     found = {}
     for t in TIMES if decoder is not None else ():

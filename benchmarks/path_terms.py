@@ -20,7 +20,8 @@ The protocol, fixed before the first run:
   looked at; the table has no column for them.
 
 Calibration is that of the log-ratio on ID validation images and reference classes held out of
-training: 0 at the truth, see `ood_osdre/calibration.py`. Runs that are done are skipped.
+training. Other classes are another p_0, so the numbers of the reference need not be 0 even at the
+truth: compare them between methods, see `ood_osdre/calibration.py`. Runs that are done are skipped.
 """
 
 import argparse

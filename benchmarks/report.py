@@ -116,9 +116,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "kl": task_tables.divergences,
     "drift": task_tables.drift,
     "mi-gaussian": lambda: task_tables.information("mi/mi-gaussian.json"),
-    "mi-rivals": lambda: task_tables.information("mi-rivals/mi-gaussian.json"),
-    "mi-large": lambda: task_tables.information("mi-large/mi-gaussian.json"),
-    "mi-pathological": task_tables.pathological,
     "gradient-snr": lambda: rows_of("gradient_snr", "gradient_snr.md"),
 }
 

@@ -99,8 +99,8 @@ class Bench:
         data = self._load(None)
         self.images = [data.id_test, *data.near.values(), *data.far.values()]
         self.count = sum(map(len, self.images))
-        classes = int(data.id_test.labels.max()) + 1
-        self.ratio = build_ratio(config, classes).to(self.device).eval().fold()
+        self.classes = int(data.id_test.labels.max()) + 1
+        self.ratio = build_ratio(config, self.classes).to(self.device).eval().fold()
         self.sets = [
             status
             for role in ("id_test", "near", "far")
@@ -185,7 +185,7 @@ class Bench:
                 name=status.spec.name,
                 imglist_pth=str(status.path),
                 data_dir=str(status.images),
-                num_classes=self.manifest.role("id_test")[0].count,
+                num_classes=self.classes,
                 preprocessor=self.transform,
                 data_aux_preprocessor=self.transform,
             )

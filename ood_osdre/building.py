@@ -61,7 +61,7 @@ from .schedules import (
     TrigonometricSchedule,
     VariancePreservingSchedule,
 )
-from .score_networks import UNetDecoder, UNetEncoder, VectorDecoder, inverse_noise
+from .score_networks import CHANNELS, UNetDecoder, UNetEncoder, VectorDecoder, inverse_noise
 from .sections import PathConfig
 
 SCHEDULES: dict[str, Callable[[], Schedule]] = {
@@ -85,10 +85,6 @@ WEIGHTS: dict[str, Callable[[GaussianPath, Moments], Weight]] = {
     "inverse_variance": InverseVarianceWeight,
     "noise_variance": lambda path, moments: NoiseVarianceWeight(path),
 }
-
-
-#: The channels of a U-Net of width 1.
-UNET_CHANNELS = (128, 256, 512)
 
 
 def build_ratio(config: Config, classes: int, features: int | None = None) -> RatioModel:
@@ -158,7 +154,7 @@ def build_backbone(config: Config, features: int | None = None) -> tuple[nn.Modu
         resnet = ResNetBackbone(network.width, network.depths, network.stem_stride, network.norm)
         return resnet, resnet.features
     if network.kind == "unet":
-        unet = UNetEncoder([round(c * network.width) for c in UNET_CHANNELS])
+        unet = UNetEncoder([round(c * network.width) for c in CHANNELS])
         return unet, unet.features
     mlp = MLP(_vectors(features), round(256 * network.width), depth=len(network.depths))
     return mlp, mlp.features

@@ -22,7 +22,8 @@ BINS = 15
 
 
 class Calibration(NamedTuple):
-    r"""The calibration of a log-ratio; all are 0 at the truth.
+    r"""The calibration of a log-ratio; all are 0 at the truth, but for sampling error, on draws of
+    :math:`p_0` and :math:`p_1` themselves.
 
     Attributes:
         log_mass_0: :math:`\log \hat{\mathbb{E}}_{p_0}[\hat r]`, in nats. One large ratio among the

@@ -26,7 +26,7 @@ from .config import Config
 from .conformal import SplitConformal
 from .data.fingerprints import count_shared, fingerprints
 from .data.inputs import Chunk, read, read_chunks
-from .detector_files import Fitted, read_calibration, read_fitted, run_folder, write_fitted
+from .detector_files import Fitted, held_folder, read_calibration, read_fitted, write_fitted
 from .detector_options import class_labels, configured
 from .devices import find_device
 from .errors import UserError
@@ -152,7 +152,7 @@ class OneStepDetector:
             given = given._replace(labels=class_labels(labels))
         problem = Problem(self.config, given, read(reference, self.size, "reference"), self.device)
         target = None if folder is None else Path(folder)
-        with nullcontext() if target is None else run_folder(target, resume):
+        with nullcontext() if target is None else held_folder(target, resume):
             trainer = problem.trainer(self.backbone, self.size, target)
             self.outcome = trainer.run(progress=self.progress, resume=resume)
         if not self.outcome.finished:

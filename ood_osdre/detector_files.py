@@ -5,7 +5,7 @@ beside it a checkpoint `calibration`: the calibration scores, the rate, and the 
 what fit has read. The calibration names the model that it belongs to.
 """
 
-__all__ = ["Fitted", "read_calibration", "read_fitted", "run_folder", "write_fitted"]
+__all__ = ["Fitted", "held_folder", "read_calibration", "read_fitted", "write_fitted"]
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -151,7 +151,7 @@ def read_calibration(folder: Path) -> tuple[NDArray[Any] | None, SplitConformal 
 
 
 @contextmanager
-def run_folder(folder: Path, resume: bool) -> Iterator[None]:
+def held_folder(folder: Path, resume: bool) -> Iterator[None]:
     r"""Holds a folder against other runs, and refuses to write over one.
 
     Arguments:

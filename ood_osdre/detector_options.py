@@ -73,5 +73,8 @@ def class_labels(labels: ArrayLike | Tensor) -> NDArray[np.int64]:
     is_index = (array >= -1) & (array < 2**53) & (array == np.floor(array))
     if not is_index.all():
         bad = array[~is_index]
-        raise UserError(f"labels: {bad.size} of {array.size} are as {bad.flat[0]}, {expected}.")
+        raise UserError(
+            f"labels: {bad.size} of {array.size} are no class index, the first is {bad.flat[0]}; "
+            f"{expected}."
+        )
     return array.astype(np.int64)

@@ -257,7 +257,7 @@ class FeatureRatio:
             self = cls(FeatureRatioOptions(**metadata["options"]), metadata["layer"])
             ratio = build_head(self.options, metadata["features"])
             self.seconds = metadata["seconds"]
-            digest = metadata.get("network")  # absent from the first heads
+            digest = metadata["network"]  # null for a head fitted to features alone
             mean, std = tensors.pop("mean"), tensors.pop("std")
         except (KeyError, TypeError) as error:
             raise UserError(f"{source}: not a ratio of features ({error}).") from None

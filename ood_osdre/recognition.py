@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from .errors import UserError
 from .extraction import unwrapped
 
-Stamp = tuple[tuple[int, int], ...]
+Stamp = tuple[tuple[tuple[str, type[nn.Module]], ...], tuple[tuple[int, int], ...]]
 
 
 class KnownNetwork:
@@ -48,8 +48,9 @@ class KnownNetwork:
     def matches(self, net: nn.Module) -> bool:
         r"""Returns whether a network is this one.
 
-        A network that has been recognised is not hashed again as long as nothing has written to
-        its tensors.
+        A network that has been recognised is not hashed again as long as its modules are the same
+        and PyTorch counts no write to its tensors: one through `.data` is not counted, nor is any
+        to a tensor made in inference mode.
         """
         now = _stamp(net)
         if self._last is not None and self._last[0]() is net and self._last[1] == now:
@@ -78,12 +79,14 @@ class KnownNetwork:
 
 
 def _stamp(net: nn.Module) -> Stamp:
-    r"""Returns where the tensors of a network lie and how often they have been written to."""
-    return tuple(
-        # Tensors made in inference mode do not count.
+    r"""Returns the modules, where their tensors lie and how often they have been written to."""
+    modules = tuple((name, type(module)) for name, module in net.named_modules())
+    tensors = tuple(
+        # PyTorch does not count writes to tensors made in inference mode.
         (t.data_ptr(), 0 if t.is_inference() else t._version)
         for t in (*net.parameters(), *net.buffers())
     )
+    return modules, tensors
 
 
 def _digest(net: nn.Module) -> str:

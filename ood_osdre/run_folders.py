@@ -9,7 +9,7 @@ __all__ = [
     "finished_table",
     "holds",
     "identity",
-    "is_of",
+    "is_evaluation_of",
     "refuse_existing",
     "run_table",
 ]
@@ -63,7 +63,7 @@ def holds(folder: Path, *names: str) -> bool:
     return any(os.path.exists(folder / name) for name in names)
 
 
-def is_of(folder: Path, selection: str) -> bool:
+def is_evaluation_of(folder: Path, selection: str) -> bool:
     r"""Returns whether a folder holds the evaluation of a checkpoint, and nothing else's."""
     return (
         holds(folder, RECORD)
@@ -83,7 +83,7 @@ def finished_table(folder: Path, config: "Config", data: "BenchmarkData") -> Met
     Raises:
         UserError: If the run was another one.
     """
-    path = folder / "run.json"
+    path = folder / RECORD
     record = read_record(path)
     then = {**record["config"], "benchmark": record["benchmark"]}
     now = {**config.to_dict(), "benchmark": data.manifest.name}

@@ -19,7 +19,7 @@ References:
     | https://arxiv.org/abs/1505.04597
 """
 
-__all__ = ["UNetDecoder", "UNetEncoder", "VectorDecoder", "inverse_noise"]
+__all__ = ["CHANNELS", "UNetDecoder", "UNetEncoder", "VectorDecoder", "inverse_noise"]
 
 from collections.abc import Callable, Sequence
 from typing import cast
@@ -35,6 +35,8 @@ from .paths import GaussianPath
 Scale = Callable[[Tensor], Tensor]
 
 GROUP = 8
+#: The channels of a U-Net of width 1.
+CHANNELS = (128, 256, 512)
 
 
 def inverse_noise(path: GaussianPath) -> Scale:
@@ -72,7 +74,7 @@ class UNetEncoder(nn.Module):
         inputs: The number of channels :math:`C` of the images.
     """
 
-    def __init__(self, channels: Sequence[int] = (128, 256, 512), inputs: int = 3) -> None:
+    def __init__(self, channels: Sequence[int] = CHANNELS, inputs: int = 3) -> None:
         super().__init__()
         if len(channels) < 2 or any(c < GROUP or c % GROUP for c in channels):
             raise ValueError(

@@ -296,9 +296,9 @@ def test_inputs_on_which_a_network_fails_are_named() -> None:
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        ([0.7, 1.7, 0.7], "labels: 3 of 3 are as 0.7, expected class indices"),
-        ([0.0, np.nan, np.inf], "labels: 2 of 3 are as nan"),
-        ([0, -5, 1], "labels: 1 of 3 are as -5"),
+        ([0.7, 1.7, 0.7], "labels: 3 of 3 are no class index, the first is 0.7; expected class indices"),
+        ([0.0, np.nan, np.inf], "labels: 2 of 3 are no class index, the first is nan"),
+        ([0, -5, 1], "labels: 1 of 3 are no class index, the first is -5"),
         (["a", "b", "c"], "labels: got .*'a'.*, expected class indices"),
         ([None] * 3, "labels: got None"),
         ([10**30] * 3, "labels: got 1000"),
@@ -426,9 +426,9 @@ def test_pytorch_ood_refuses_what_is_no_input(run: Path, vectors: OneStepDetecto
 @pytest.mark.parametrize(
     ("batch", "message"),
     [
-        ((1, 2, 3), "a batch is 3 of int, int, int, expected a pair"),
-        (torch.zeros(4, 8), "a batch is 1 of Tensor, expected a pair"),
-        ((torch.zeros(4, 8), [0, 0, -1, -1]), "a batch is 2 of Tensor, list"),
+        ((1, 2, 3), r"a batch has 3 parts \(int, int, int\), expected a pair"),
+        (torch.zeros(4, 8), r"a batch has 1 parts \(Tensor\), expected a pair"),
+        ((torch.zeros(4, 8), [0, 0, -1, -1]), r"a batch has 2 parts \(Tensor, list\)"),
         ((torch.zeros(4, 8), torch.zeros(3)), r"inputs with shape \(4, 8\) and labels with shape"),
         ((torch.zeros(4, 8), torch.full((4,), torch.nan)), "labels: .*none of them NaN"),
     ],

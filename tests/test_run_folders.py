@@ -56,7 +56,9 @@ def refusal(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     assert main(arguments) == FAILED
     captured = capsys.readouterr()
     assert not captured.out
-    return captured.err.strip().splitlines()[-1]
+    line = captured.err.strip().splitlines()[-1]
+    assert line.startswith("error: ")
+    return line
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -219,7 +221,7 @@ def test_weights_of_integers_are_refused() -> None:
         checkpoints.restore(layer, tensors, Path("model.json"))
 
 
-def test_every_damaged_byte_of_a_scores_file_is_one_line(tmp_path: Path) -> None:
+def test_damaged_bytes_of_a_scores_file_are_one_line(tmp_path: Path) -> None:
     scores = Scores()
     scores.add("id", "a", np.arange(3.0), [0, 1, 2], list("abc"))
     scores.add("near", "b", np.arange(2.0), [-1, -1], list("de"))
@@ -234,6 +236,7 @@ def test_every_damaged_byte_of_a_scores_file_is_one_line(tmp_path: Path) -> None
             refused = str(error)
         if refused:
             assert refused.startswith(f"{path}: ")
+            assert "\n" not in refused
         else:
             np.testing.assert_array_equal(again.of("id")["a"].score, np.arange(3.0))
 

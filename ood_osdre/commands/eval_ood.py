@@ -22,7 +22,7 @@ from ..config import Config, load_config, override_config
 from ..data.manifests import BENCHMARKS, benchmark_names
 from ..errors import UserError
 from ..resources import names
-from ..run_folders import RESULTS, holds, is_of, refuse_existing
+from ..run_folders import RESULTS, holds, is_evaluation_of, refuse_existing
 
 if TYPE_CHECKING:
     import torch
@@ -237,7 +237,7 @@ def evaluate_checkpoint(args: argparse.Namespace) -> "MetricsTable":
         args.out = Path("runs") / f"{name}-on-{manifest.name}"
     with claim(args.out):
         selection = f"given: {source}"
-        if holds(args.out, *RESULTS) and not is_of(args.out, selection):
+        if holds(args.out, *RESULTS) and not is_evaluation_of(args.out, selection):
             raise UserError(
                 f"--out {args.out}: holds other results than those of --checkpoint {source}; "
                 "choose another folder."

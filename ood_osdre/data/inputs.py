@@ -58,7 +58,8 @@ class Chunk(NamedTuple):
 
     Attributes:
         values: Images in uint8, with shape :math:`(N, S, S, 3)`, or vectors, with shape
-            :math:`(N, d)`, in float32, or float64 if they came in more than single precision.
+            :math:`(N, d)`, in float32, or float64 if they came as integers or in more than single
+            precision.
         labels: The ID class of each, -1 where there is none, with shape :math:`(N)`.
         names: A name for each, its path if it has one.
     """

@@ -286,7 +286,7 @@ def _collect(batches: Batches, transform: Callable[[Tensor], Tensor]) -> tuple[T
         if len(parts) != 2 or not all(isinstance(part, Tensor) for part in parts):
             found = ", ".join(type(part).__name__ for part in parts[:3])
             raise UserError(
-                f"data_loader: a batch is {len(parts)} of {found}, expected a pair (x, y) of "
+                f"data_loader: a batch has {len(parts)} parts ({found}), expected a pair (x, y) of "
                 "tensors."
             )
         x, y = parts

@@ -11,7 +11,7 @@ Mode           What scores                                               Passes
 =============  ========================================================  =====================
 
 A network without what its mode needs is refused in one line. It is never scored with something
-else. So are images of another size than those of training, and, as far as it can be seen
+else. So are, in the modes `network` and `checkpoint`, images of another size, and, as far as it can be seen
 (:mod:`~ood_osdre.plugin.openood.statistics`), a host that normalises otherwise.
 """
 
