@@ -296,7 +296,10 @@ def test_inputs_on_which_a_network_fails_are_named() -> None:
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        ([0.7, 1.7, 0.7], "labels: 3 of 3 are no class index, the first is 0.7; expected class indices"),
+        (
+            [0.7, 1.7, 0.7],
+            "labels: 3 of 3 are no class index, the first is 0.7; expected class indices",
+        ),
         ([0.0, np.nan, np.inf], "labels: 2 of 3 are no class index, the first is nan"),
         ([0, -5, 1], "labels: 1 of 3 are no class index, the first is -5"),
         (["a", "b", "c"], "labels: got .*'a'.*, expected class indices"),
