@@ -116,6 +116,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "kl": task_tables.divergences,
     "drift": task_tables.drift,
     "mi-gaussian": lambda: task_tables.information("mi/mi-gaussian.json"),
+    "mi-pathological": task_tables.pathological,
     "gradient-snr": lambda: rows_of("gradient_snr", "gradient_snr.md"),
 }
 
