@@ -167,10 +167,14 @@ def test_every_kernel_finds_the_information_of_gaussians(kernel: str) -> None:
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_forty_nats_with_every_kernel(kernel: str) -> None:
     torch.set_default_dtype(torch.float32)
-    options = replace(QUADRATIC, kernel=kernel)
-    (row,) = estimate(Job("gaussian-pairs", 160, 40.0, "os-dre", options, 100_000))
+    errors = []
+    for seed in range(3):
+        options = replace(QUADRATIC, kernel=kernel, seed=seed)
+        (row,) = estimate(Job("gaussian-pairs", 160, 40.0, "os-dre", options, 100_000))
+        errors.append(row["estimate"] - 40)
 
-    assert (row["estimate"] - 40) ** 2 < 0.05
+    # The goal is a mean squared error; one draw alone may be off by twice its root.
+    assert sum(error**2 for error in errors) / 3 < 0.05
 
 
 def gauss(n: int, rho: float) -> tuple[np.ndarray, np.ndarray]:
