@@ -99,20 +99,18 @@ def read_checkpoint(folder: Path, name: str) -> tuple[dict[str, Tensor], dict[st
         metadata = json.loads(path.read_text())
         own = {key: metadata.pop(key) for key in OWN_KEYS}
         tensors, digest = folder / own["tensors"], own["sha256"]
-        if own["format"] != VERSION:
-            raise UserError(f"{path}: format {own['format']}, expected {VERSION}.")
-        if own[SEAL] != _seal(metadata):
-            raise UserError(f"{path}: edited, its SHA-256 is not the one it was written with.")
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{folder}: no checkpoint here, expected a file {name}.json.") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}.") from None
-    except UserError:
-        raise
     # JSON that is broken, too deep or of another shape.
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         reason = " ".join(repr(error).split())[:80]
         raise UserError(f"{path}: not a checkpoint of ood_osdre ({reason}).") from None
+    if own["format"] != VERSION:
+        raise UserError(f"{path}: format {own['format']}, expected {VERSION}.")
+    if own[SEAL] != _seal(metadata):
+        raise UserError(f"{path}: edited, its SHA-256 is not the one it was written with.")
     try:
         content = tensors.read_bytes()
     except FileNotFoundError:

@@ -277,7 +277,6 @@ def device_name(device: torch.device) -> str:
 def _metadata(config: Config, data: BenchmarkData, classes: int) -> dict[str, Any]:
     r"""Returns what is stored with the model: how to build it, and on what it was trained."""
     manifest = data.manifest
-    test_sets = ("near", "far")
     return {
         "config": config.to_dict(),
         "classes": classes,
@@ -285,8 +284,5 @@ def _metadata(config: Config, data: BenchmarkData, classes: int) -> dict[str, An
         "std": list(manifest.std),
         "size": manifest.size,
         "reference": data.reference_name,
-        **{
-            kind: {k: v for k, v in values.items() if not k.startswith(test_sets)}
-            for kind, values in identity(data).items()
-        },
+        **identity(data, trained=True),
     }

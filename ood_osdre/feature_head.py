@@ -9,7 +9,7 @@ __all__ = ["FeatureRatioOptions", "Head", "build_head", "train_head"]
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal, NamedTuple, TypeAlias
 
 import torch
@@ -193,17 +193,12 @@ def _objective(options: FeatureRatioOptions) -> Objective:
 
 def _training(options: FeatureRatioOptions) -> TrainingConfig:
     o = options
-    return TrainingConfig(
-        steps=o.steps,
+    return replace(
+        TrainingConfig.short(o.steps),
         batch_size=o.batch_size,
         lr=o.lr,
         weight_decay=o.weight_decay,
-        warmup=max(o.steps // 20, 1),
         ema=0.99,
-        eval_every=max(o.steps // 20, 1),
-        checkpoint_every=o.steps,
-        amp="none",
-        channels_last=False,
         seed=o.seed,
     )
 

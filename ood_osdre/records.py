@@ -129,8 +129,9 @@ def git_commit(folder: str | os.PathLike[str] | None = None) -> dict[str, Any] |
 
     Returns:
         The `revision`, and whether the clone is `dirty`: code or a configuration is changed, or
-        not known to git. Results that a run has just written count for nothing. None if git does not track the folder, as
-        for a package that is merely installed below somebody's repository.
+        not known to git. Results that a run has just written count for nothing. None if git does
+        not track the folder, as for a package that is merely installed below somebody's
+        repository.
     """
     folder = Path(__file__).parent if folder is None else Path(folder)
     # In a git hook, these point to another repository

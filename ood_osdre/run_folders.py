@@ -46,7 +46,7 @@ def refuse_existing(out: Path, folders: Mapping[int, Path], resume: bool) -> Non
     """
     several = len(folders) > 1
     others = [out] if several else sorted(out.glob("seed-*") if os.path.isdir(out) else ())
-    if any(found := [f for f in others if holds(f, STATE)]):
+    if found := [f for f in others if holds(f, STATE)]:
         expected = "one seed's" if several else "several seeds'"
         raise UserError(f"{found[0]}: holds {expected} run; choose another --out.")
     for folder in folders.values():
@@ -110,18 +110,27 @@ def finished_table(folder: Path, config: "Config", data: "BenchmarkData") -> Met
     )
 
 
-def identity(data: "BenchmarkData") -> dict[str, dict[str, str]]:
-    r"""Returns what tells data from other data: checksums of lists, and of some pixels."""
+def identity(data: "BenchmarkData", trained: bool = False) -> dict[str, dict[str, str]]:
+    r"""Returns what tells data from other data: checksums of lists, and of some pixels.
+
+    Arguments:
+        data: The benchmark.
+        trained: Whether only what training sees counts; no near or far set is then read.
+    """
     sets = {
         "id_train": data.id_train,
         "id_val": data.id_val,
         "id_test": data.id_test,
         "reference": data.reference,
-        **{f"near/{name}": images for name, images in data.near.items()},
-        **{f"far/{name}": images for name, images in data.far.items()},
     }
+    checksums = dict(data.checksums)
+    if trained:
+        checksums = {k: v for k, v in checksums.items() if not k.startswith(("near", "far"))}
+    else:
+        sets |= {f"near/{name}": images for name, images in data.near.items()}
+        sets |= {f"far/{name}": images for name, images in data.far.items()}
     return {
-        "checksums": dict(data.checksums),
+        "checksums": checksums,
         "pixels": {name: _pixels(images) for name, images in sets.items() if len(images)},
     }
 

@@ -214,6 +214,23 @@ class TrainingConfig(Section):
     checkpoint_every: Count = 500
     seed: Annotated[int, Range(0, 1e9)] = 0
 
+    @classmethod
+    def short(cls, steps: int) -> "TrainingConfig":
+        r"""Returns a training of vectors from memory: single precision, validated 20 times.
+
+        Arguments:
+            steps: The number of steps.
+        """
+        twentieth = max(steps // 20, 1)
+        return cls(
+            steps=steps,
+            warmup=twentieth,
+            eval_every=twentieth,
+            checkpoint_every=steps,
+            amp="none",
+            channels_last=False,
+        )
+
 
 @dataclass(frozen=True)
 class EvaluationConfig(Section):

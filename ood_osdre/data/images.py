@@ -43,8 +43,8 @@ from ..files import atomic_path, sweep
 from .lists import first
 from .sources import is_regular, map_array, stat
 
-# Pillow's guard against images of absurd size; no ValueError, unlike its other complaints.
-BOMB = Image.DecompressionBombError
+# What Pillow raises for damaged files, depending on their format, and for those of absurd size.
+DAMAGE = (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError)
 
 #: To be raised whenever the same file would decode to other pixels.
 VERSION = 2
@@ -166,8 +166,7 @@ def decode_all(
         for i in range(start, stop):
             try:
                 images[i] = decode(paths[i], size)
-            # A damaged file may surface as any of these, depending on its format.
-            except (OSError, SyntaxError, ValueError, EOFError, BOMB) as error:
+            except DAMAGE as error:
                 bad.append(f"{paths[i]} ({' '.join(str(error).split())[:60]})")
         return stop - start
 

@@ -10,10 +10,7 @@ from PIL import Image
 from torch import Tensor
 
 from ..errors import UserError
-from .images import from_unit, square
-
-# What Pillow raises where a file that was opened earlier turns out to be damaged.
-DAMAGE = (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError)
+from .images import DAMAGE, from_unit, square
 
 
 def to_values(data: NDArray[Any] | Tensor, size: int, what: str) -> NDArray[Any]:

@@ -111,21 +111,13 @@ class DriftMonitor:
             raise ValueError(f"'window' should be at least 1, got {window}.")
         self._log_ratio = log_ratio
         self.run_length = float(run_length)
-        scores = self._scores("calibration", calibration)
-        if len(scores) < LEAST_CALIBRATION:
-            raise UserError(
-                f"calibration: got {len(scores)} inputs, expected at least {LEAST_CALIBRATION}."
-            )
-        self.baseline = float(scores.mean())
-        self._sorted = sorted(scores.tolist())
         self._latest: deque[float] = deque(maxlen=window)
         self._rng = np.random.default_rng(seed)
         self._logs = np.full(len(SHIFTS), -math.inf)
         self._starts = np.zeros(len(SHIFTS), dtype=np.int64)
         self._cusum = np.zeros(len(SHIFTS))
         self.count = 0
-        self.alarm: int | None = None
-        self.start: int | None = None
+        self.restart(calibration)
 
     def update(self, inputs: object) -> DriftReport:
         r"""Takes the next inputs of the stream, in order.
@@ -187,7 +179,8 @@ class DriftMonitor:
         self._logs[:] = -math.inf
         self._cusum[:] = 0.0
         self._starts[:] = self.count
-        self.alarm = self.start = None
+        self.alarm: int | None = None
+        self.start: int | None = None
 
     def _scores(self, name: str, inputs: object) -> NDArray[np.float64]:
         scores = self._log_ratio(inputs)

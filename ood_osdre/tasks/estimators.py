@@ -17,7 +17,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -238,18 +238,13 @@ def _build(method: Method, context: Context) -> RatioModel:
 
 def _training(options: FitOptions) -> TrainingConfig:
     o = options
-    return TrainingConfig(
-        steps=o.steps,
+    return replace(
+        TrainingConfig.short(o.steps),
         batch_size=o.batch_size,
         lr=o.lr,
         weight_decay=o.weight_decay,
-        warmup=max(o.steps // 20, 1),
         clip=o.clip,
         ema=o.ema,
-        eval_every=max(o.steps // 20, 1),
-        checkpoint_every=o.steps,
-        amp="none",
-        channels_last=False,
         seed=o.seed,
     )
 

@@ -35,7 +35,7 @@ from ..data.lists import read_list
 from ..errors import UserError
 from .estimators import FitOptions
 from .partition import log_normal
-from .reports import Row
+from .reports import Row, refuse_unknown
 from .tables_density import Whitened, fit_and_judge, whitened
 
 # Copies of every training image of a small set, with noise of their own.
@@ -67,10 +67,8 @@ def image_jobs(args: argparse.Namespace) -> list[ImageJob]:
         UserError: If a set or a method is unknown.
     """
     names, methods = args.sets or ("digits",), args.methods or NAMES
-    for option, given, known in (("--sets", names, SETS), ("--methods", methods, NAMES)):
-        for name in given:
-            if name not in known:
-                raise UserError(f"{option}: got {name!r}, expected some of {', '.join(known)}.")
+    refuse_unknown("--sets", names, SETS)
+    refuse_unknown("--methods", methods, NAMES)
     for name in names:
         if name in FILES:
             if args.data_root is None:

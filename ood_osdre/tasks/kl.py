@@ -28,7 +28,15 @@ from ..errors import UserError
 from .drift import DriftMonitor
 from .estimators import METHODS, DrawPairs, FitOptions, RatioFit, divergence, fit_ratio
 from .gaussians import SCENARIOS, scenario
-from .reports import Row, add_common_arguments, announce, run_jobs, summarise, write_report
+from .reports import (
+    Row,
+    add_common_arguments,
+    announce,
+    refuse_unknown,
+    run_jobs,
+    summarise,
+    write_report,
+)
 
 Backbone: TypeAlias = Literal["mlp", "quadratic", "block_quadratic"]
 
@@ -135,9 +143,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         UserError: If a method is unknown, or the horizon or a dimension is out of range.
     """
-    for name in args.methods:
-        if name not in METHODS:
-            raise UserError(f"--methods: got {name!r}, expected some of {', '.join(METHODS)}.")
+    refuse_unknown("--methods", args.methods, METHODS)
     horizon = args.horizon or 5
     if not 1 <= horizon < 20 or min(args.dims) < 1:
         raise UserError(

@@ -31,7 +31,15 @@ from .dependence import NormalScores, dependence_task
 from .estimators import METHODS, DrawPairs, FitOptions, divergence, fit_ratio
 from .gaussians import correlated_pairs
 from .information import ksg, mutual_information
-from .reports import Row, add_common_arguments, announce, run_jobs, summarise, write_report
+from .reports import (
+    Row,
+    add_common_arguments,
+    announce,
+    refuse_unknown,
+    run_jobs,
+    summarise,
+    write_report,
+)
 
 Backbone: TypeAlias = Literal["mlp", "quadratic", "block_quadratic"]
 
@@ -104,11 +112,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         UserError: If a method or dimension is unknown.
     """
-    for name in args.methods or ():
-        if name not in METHODS and name != "ksg":
-            raise UserError(
-                f"--methods: got {name!r}, expected some of {', '.join(METHODS)}, ksg."
-            )
+    refuse_unknown("--methods", args.methods or (), (*METHODS, "ksg"))
     suites = ("gaussian", "pathological") if args.suite == "all" else (args.suite,)
     for suite in suites:
         jobs = gaussian_jobs(args) if suite == "gaussian" else pathological_jobs(args)

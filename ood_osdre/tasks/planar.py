@@ -25,12 +25,11 @@ from torch import Generator, Tensor
 
 from ..baselines import TimeConditionedRatio
 from ..data.batches import step_generator
-from ..errors import UserError
 from ..files import atomic_path
 from .density_methods import PLANAR_METHODS
 from .estimators import DrawPairs, FitOptions, RatioFit, fit_ratio
 from .partition import grid_mass, log_normal
-from .reports import Row
+from .reports import Row, refuse_unknown
 from .toy import PLANAR_SETS, PlanarSet, planar_set
 
 # The stream of held-out points, apart from those of training.
@@ -64,13 +63,8 @@ def planar_jobs(args: argparse.Namespace) -> list[PlanarJob]:
         UserError: If a set or a method is unknown.
     """
     names, methods = args.sets or PLANAR_SETS, args.methods or list(PLANAR_METHODS)
-    for option, given, known in (
-        ("--sets", names, PLANAR_SETS),
-        ("--methods", methods, tuple(PLANAR_METHODS)),
-    ):
-        unknown = [n for n in given if n not in known]
-        if unknown:
-            raise UserError(f"{option}: got {unknown[0]!r}, expected some of {', '.join(known)}.")
+    refuse_unknown("--sets", names, PLANAR_SETS)
+    refuse_unknown("--methods", methods, PLANAR_METHODS)
     options = replace(FULL if args.full else OPTIONS, device=args.device)
     options = replace(options, steps=args.steps) if args.steps else options
     kernels: Any = args.kernels or ["rq"]

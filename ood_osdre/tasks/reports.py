@@ -1,19 +1,28 @@
 r"""What the task commands share: running many fits, tables with the truth, and their files."""
 
-__all__ = ["Row", "add_common_arguments", "announce", "run_jobs", "summarise", "write_report"]
+__all__ = [
+    "Row",
+    "add_common_arguments",
+    "announce",
+    "refuse_unknown",
+    "run_jobs",
+    "summarise",
+    "write_report",
+]
 
 import argparse
 import csv
 import io
 import math
 import multiprocessing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from tqdm import tqdm
 
+from ..errors import UserError
 from ..files import write_text_atomic
 from ..records import RunRecord
 
@@ -46,6 +55,20 @@ def _positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"got {value}, expected a positive integer")
     return value
+
+
+def refuse_unknown(option: str, given: Iterable[str], known: Iterable[str]) -> None:
+    r"""Raises an error if a name is not among those that are known.
+
+    Arguments:
+        option: The option that gave the names.
+        given: The names.
+        known: Those there are.
+    """
+    known = list(known)
+    for name in given:
+        if name not in known:
+            raise UserError(f"{option}: got {name!r}, expected some of {', '.join(known)}.")
 
 
 def run_jobs(

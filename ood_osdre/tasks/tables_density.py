@@ -27,14 +27,13 @@ from torch import Generator, Tensor
 
 from ..baselines import TimeConditionedRatio
 from ..data.batches import step_generator
-from ..errors import UserError
 from .density_methods import likelihood
 from .estimators import DrawPairs, FitOptions, RatioFit, fit_ratio
 from .methods import METHODS, Method, direct, one_step
 from .mixtures import GaussianMixture
 from .partition import LogMass, annealed_mass, importance_mass
 from .planar import TEST, log_density
-from .reports import Row
+from .reports import Row, refuse_unknown
 from .tabular import load_table, table_names
 
 # Draws of importance sampling, and the mixture they come from.
@@ -85,13 +84,8 @@ def table_jobs(args: argparse.Namespace) -> list[TableJob]:
         UserError: If a table or a method is unknown.
     """
     names, methods = args.sets or DEFAULT_TABLES, args.methods or NAMES
-    for option, given, known in (
-        ("--sets", names, table_names()),
-        ("--methods", methods, (*NAMES, *METHODS)),
-    ):
-        unknown = [n for n in given if n not in known]
-        if unknown:
-            raise UserError(f"{option}: got {unknown[0]!r}, expected some of {', '.join(known)}.")
+    refuse_unknown("--sets", names, table_names())
+    refuse_unknown("--methods", methods, (*NAMES, *METHODS))
     for name in names:
         load_table(name, args.data_root)
     options = replace(FULL if args.full else OPTIONS, device=args.device)

@@ -16,6 +16,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from ...data.images import DAMAGE
 from ...data.lists import list_folder, read_list
 from ...errors import UserError
 from .host import Foreign
@@ -23,8 +24,6 @@ from .host import Foreign
 #: Where data sets of OpenOOD, and of torchvision, keep their transform.
 TRANSFORMS = ("transform_image", "preprocessor", "transform")
 AUGMENTED, PLAIN = "data", "data_aux"
-# What Pillow raises for damaged files, depending on their format, and for those of absurd size.
-UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError)
 
 
 class View(NamedTuple):
@@ -120,7 +119,7 @@ class ReferenceImages(Dataset):
         try:
             with Image.open(self.paths[index]) as image:
                 rgb = image.convert("RGB")
-        except UNREADABLE as error:
+        except DAMAGE as error:
             reason = " ".join(str(error).split())[:100]
             raise UserError(f"reference: {self.paths[index]}: not readable ({reason}).") from None
         return self.transform(rgb)
