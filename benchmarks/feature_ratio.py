@@ -23,7 +23,7 @@ from ood_osdre.config import Config, load_config
 from ood_osdre.data import BenchmarkData, ImageSet, load_benchmark, load_manifest
 from ood_osdre.data.broadening import broadened
 from ood_osdre.data.preprocess import Preprocess
-from ood_osdre.errors import UserError
+from ood_osdre.errors import UserError, exit_status
 from ood_osdre.experiment import device_name, train_run
 from ood_osdre.extraction import collect_features, extract_features
 from ood_osdre.feature_ratio import FeatureRatio, FeatureRatioOptions
@@ -200,7 +200,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except UserError as error:
-        sys.exit(f"error: {error}")
+    sys.exit(exit_status(main))

@@ -27,7 +27,7 @@ import pandas as pd
 
 from ood_osdre.data.check import check
 from ood_osdre.data.manifests import load_manifest
-from ood_osdre.errors import UserError
+from ood_osdre.errors import UserError, exit_status
 from ood_osdre.files import write_text_atomic
 from ood_osdre.plugin.openood import OSDRENet, OSDREPostprocessor, eval_ood
 from ood_osdre.plugin.openood.evaluate import prefill
@@ -75,15 +75,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     r"""Runs the command and returns its exit status."""
     args = parser().parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
-    try:
-        run(args)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return exit_status(lambda: run(args))
 
 
-def run(args: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> int:
     r"""Evaluates every seed, prints the table, and writes what was asked for."""
     if (args.checkpoint is None) == (args.scores is None):
         raise UserError("arguments: give either --checkpoint or --scores.")
@@ -104,6 +99,7 @@ def run(args: argparse.Namespace) -> None:
         write(args, mean, values)
     if args.leaderboard is not None:
         append_row(args, leaderboard_row(args, frames))
+    return 0
 
 
 def evaluate(args: argparse.Namespace, source: Path) -> pd.DataFrame:

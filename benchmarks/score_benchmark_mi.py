@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from ood_osdre.errors import UserError
+from ood_osdre.errors import UserError, exit_status
 from ood_osdre.tasks.information import DEFAULTS, ksg, mutual_information
 from ood_osdre.tasks.reports import Row, announce, write_report
 
@@ -53,18 +53,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=DEFAULTS.steps)
     parser.add_argument("--quiet", action="store_true")
     args = parser.parse_args(argv)
-    try:
-        paths = sorted(args.samples.glob("*.npz"))
-        if not paths:
-            raise UserError(f"{args.samples}: no .npz files, expected those of a sampling run.")
-        bar = tqdm(paths, disable=args.quiet, unit="task")
-        table = [score(path, args.method, args.rows, args.steps) for path in bar]
-        config = {"method": args.method, "rows": args.rows, "steps": args.steps}
-        title = "The tasks of benchmark-mi (nats)"
-        announce(write_report(args.out, "bmi", title, table, [], config), args.out)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    return exit_status(lambda: run(args))
+
+
+def run(args: argparse.Namespace) -> int:
+    r"""Scores every sample."""
+    paths = sorted(args.samples.glob("*.npz"))
+    if not paths:
+        raise UserError(f"{args.samples}: no .npz files, expected those of a sampling run.")
+    bar = tqdm(paths, disable=args.quiet, unit="task")
+    table = [score(path, args.method, args.rows, args.steps) for path in bar]
+    config = {"method": args.method, "rows": args.rows, "steps": args.steps}
+    title = "The tasks of benchmark-mi (nats)"
+    announce(write_report(args.out, "bmi", title, table, [], config), args.out)
     return 0
 
 

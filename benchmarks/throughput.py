@@ -39,7 +39,7 @@ from ood_osdre.data import load_benchmark, load_manifest
 from ood_osdre.data.benchmark import BenchmarkData
 from ood_osdre.data.preprocess import Preprocess
 from ood_osdre.data.status import SetStatus, inspect
-from ood_osdre.errors import UserError
+from ood_osdre.errors import exit_status
 from ood_osdre.evaluation import evaluate_benchmark
 from ood_osdre.experiment import device_name
 from ood_osdre.files import write_text_atomic
@@ -261,13 +261,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.threads:
         torch.set_num_threads(args.threads)
 
+    return exit_status(lambda: run(args))
+
+
+def run(args: argparse.Namespace) -> int:
+    r"""Measures every way, prints the table and writes it with its record."""
     config = load_config(args.config or f"{args.id}_cpu", [("id", args.id)])
-    try:
-        bench = Bench(args, config)
-        seconds = measure(bench, args.rounds)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    bench = Bench(args, config)
+    seconds = measure(bench, args.rounds)
     text = table(seconds, bench.count)
     print(text)
     write_text_atomic(args.out / "throughput.md", text)

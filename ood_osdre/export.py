@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from .errors import UserError
+from .errors import UserError, exit_status
 from .experiment import Scorer, load_scorer
 from .files import atomic_path
 
@@ -157,11 +157,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="a run folder")
     parser.add_argument("file", type=Path, metavar="FILE", help="ends in .onnx or .pt2")
     args = parser.parse_args(argv)
-    try:
-        difference = export_scorer(load_scorer(args.checkpoint), args.file)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    return exit_status(lambda: run(args))
+
+
+def run(args: argparse.Namespace) -> int:
+    r"""Exports the scorer of a run folder."""
+    difference = export_scorer(load_scorer(args.checkpoint), args.file)
     print(f"{args.file}: agrees with {args.checkpoint} to {difference:.1e} of the scores' spread")
     return 0
 

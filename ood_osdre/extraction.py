@@ -34,7 +34,7 @@ import torch
 from torch import Tensor, nn
 
 from .data.inputs import IMAGE_KEYS, split_item
-from .errors import UserError
+from .errors import UserError, one_line
 
 #: The two halves of a network of timm's.
 TIMM = ("features", "head")
@@ -202,7 +202,7 @@ def _explained(net: nn.Module, x: Tensor) -> Iterator[None]:
         raise
     # What modules, timm's among them, raise for inputs of another shape or dtype.
     except (RuntimeError, ValueError, AssertionError) as error:
-        reason = " ".join(str(error).split())[:120]
+        reason = one_line(error, 120)
         raise UserError(
             f"{type(net).__name__}: fails on {str(x.dtype).removeprefix('torch.')} inputs of shape "
             f"{tuple(x.shape)} ({reason})."

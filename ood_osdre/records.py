@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from . import __version__
-from .errors import UserError
+from .errors import UserError, one_line
 from .files import write_json_atomic
 
 # Where code and configurations of the clone are, as git names files.
@@ -88,7 +88,7 @@ def read_record(path: str | os.PathLike[str]) -> dict[str, Any]:
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}.") from None
     except (ValueError, RecursionError) as error:
-        reason = " ".join(str(error).split())[:80]
+        reason = one_line(error, 80)
         raise UserError(f"{path}: not a run record ({reason}).") from None
     wrong = _mismatch(record)
     if wrong:

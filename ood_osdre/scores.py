@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .errors import UserError
+from .errors import UserError, one_line
 from .files import atomic_path
 from .metrics import OODMetrics, check_scores, ood_metrics
 
@@ -168,7 +168,7 @@ def read_scores(path: str | os.PathLike[str]) -> Scores:
     except KeyError as error:
         raise UserError(f"{path}: {error.args[0]}, expected the scores of a run") from None
     except UNREADABLE as error:
-        reason = " ".join(str(error).split())[:80]
+        reason = one_line(error, 80)
         raise UserError(f"{path}: not a readable scores file ({reason})") from None
     sizes = {array.shape for array in (score, label, name, set_name, role)}
     odd = set(np.unique(role).tolist()) - set(ROLES)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from . import checkpoints
-from .errors import UserError
+from .errors import UserError, one_line
 
 
 def pack_state(
@@ -64,7 +64,7 @@ def unpack_state(
         groups = optimizer.state_dict()["param_groups"]
         optimizer.load_state_dict({"state": state, "param_groups": groups})
     except (ValueError, KeyError) as error:
-        reason = " ".join(str(error).split())[:80]
+        reason = one_line(error, 80)
         raise UserError(f"{source}: the optimiser's tensors are not its own ({reason}).") from None
 
 

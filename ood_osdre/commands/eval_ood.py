@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from ..claims import claimed
 from ..config import Config, load_config, override_config
 from ..data.manifests import BENCHMARKS, benchmark_names
-from ..errors import UserError
+from ..errors import FAILED, UserError, exit_status
 from ..resources import names
 from ..run_folders import RESULTS, holds, is_evaluation_of, refuse_existing
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ..data import BenchmarkData
     from ..tables import MetricsTable
 
-FAILED, UNFINISHED = 2, 3
+UNFINISHED = 3
 EPILOG = """\
 examples:
   eval_ood.py --id digits
@@ -86,13 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without ± gets a ?
     try:
-        return run(args)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return FAILED
-    except KeyboardInterrupt:
-        print("error: interrupted", file=sys.stderr)
-        return 130
+        return exit_status(lambda: run(args))
     except BrokenPipeError:  # the reader of the table has gone; the files are written
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         return FAILED

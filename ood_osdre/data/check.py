@@ -10,12 +10,11 @@ __all__ = ["check", "main"]
 
 import argparse
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ..errors import UserError
+from ..errors import UserError, exit_status
 from .digits import load_digits_sets
 from .images import decode_all
 from .manifests import BENCHMARKS, Manifest, SetSpec, benchmark_names, load_manifest
@@ -28,19 +27,19 @@ COLUMNS = ("role", "set", "state", "found", "expected", "path")
 def main(arguments: Sequence[str] | None = None) -> int:
     r"""Runs the command line and returns its exit status."""
     args = parser().parse_args(arguments)
+    return exit_status(lambda: run(args))
 
-    try:
-        benchmark = args.benchmark or BENCHMARKS.get(args.id, "openood")
-        manifest = load_manifest(benchmark, args.id)
+
+def run(args: argparse.Namespace) -> int:
+    r"""Checks the sets of a benchmark, getting what lacks if asked to, and prints the report."""
+    benchmark = args.benchmark or BENCHMARKS.get(args.id, "openood")
+    manifest = load_manifest(benchmark, args.id)
+    statuses = check(manifest, args.data_root, args.reference)
+    if args.download:
+        download_lacking(manifest, statuses, args.data_root, args.mirror)
         statuses = check(manifest, args.data_root, args.reference)
-        if args.download:
-            download_lacking(manifest, statuses, args.data_root, args.mirror)
-            statuses = check(manifest, args.data_root, args.reference)
-        if args.decode:
-            statuses = [decoded(s, manifest.size) for s in statuses]
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    if args.decode:
+        statuses = [decoded(s, manifest.size) for s in statuses]
 
     print(report(manifest, statuses, args.verbose))
     if not can_run(statuses) and (others := runnable(manifest.id_name, args.data_root)):

@@ -17,7 +17,7 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
-from ..errors import UserError
+from ..errors import UserError, one_line
 from ..files import atomic_path
 from ..spelling import did_you_mean
 from .lists import write_list
@@ -131,7 +131,7 @@ def fetch(name: str, split: str, archives: Path, mirror: str | None) -> Split:
         loaded: Split = kind(str(archives), download=True, **which)
         return loaded
     except (URLError, OSError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = one_line(error, 200)
         raise UserError(f"cannot download {name} ({split}) to {archives}: {reason}") from error
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import UserError
+from ..errors import UserError, one_line
 
 # The header of an array is a Python literal; a damaged one fails in any of these ways.
 DAMAGE = (
@@ -73,5 +73,5 @@ def map_array(path: Path) -> np.memmap[Any, Any]:
         # Not `np.load`, which takes archives and pickles too, whatever they are called.
         return np.lib.format.open_memmap(path, mode="c")
     except DAMAGE as error:
-        detail = " ".join(str(error).split())[:80]
+        detail = one_line(error, 80)
         raise UserError(f"{path}: not a whole .npy array ({detail})") from None

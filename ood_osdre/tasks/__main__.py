@@ -5,7 +5,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from ..errors import UserError
+from ..errors import exit_status
 
 TASKS = {
     "density": ("density", "densities of 2-D sets, tables and images"),
@@ -36,14 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     module.add_arguments(inner)
     args = inner.parse_args(arguments[1:])
-    try:
-        return module.run(args)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("error: interrupted", file=sys.stderr)
-        return 130
+    return exit_status(lambda: int(module.run(args)))
 
 
 if __name__ == "__main__":

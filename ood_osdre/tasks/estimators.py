@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from ..building import SCHEDULES
@@ -145,17 +145,7 @@ def fit_ratio(
     noise = DDBINoise(options.gamma2, options.eps)
     path = GaussianPath(SCHEDULES[options.schedule](), noise)
     context = Context(dim, options, path, Moments.of(x_0, x_1))
-    times = UniformTimes(*path.t_range)
-
-    def draw(pairs: tuple[Tensor, Tensor], generator: Generator) -> Draw:
-        x_0, x_1 = (affine(x) for x in pairs)
-        t = times.sample(len(x_0), generator)
-        noise, probe = _normal((2, *x_0.shape), generator, x_0)
-        return Draw(x_0, x_1, t.to(x_0), noise, probe=probe)
-
-    def batches(step: int) -> Draw:
-        generator = step_generator(options.seed, BATCH, step, device)
-        return draw(draw_pairs(options.batch_size, generator), generator)
+    batches = _Batches(draw_pairs, affine, UniformTimes(*path.t_range), options)
 
     model = copy.deepcopy(initial.model) if initial else _build(method, context)
     model = model.to(device).requires_grad_(True)
@@ -164,36 +154,70 @@ def fit_ratio(
     objective = method.objective(context).to(device)
     validation = None
     if held_out is not None:
-        validation = draw(held_out, step_generator(options.seed, HELD_OUT, 0, device))
+        generator = step_generator(options.seed, HELD_OUT, 0, device)
+        validation = batches.standardised(held_out, generator)
 
-    watching = 0.0
-
-    def validate(model: RatioModel) -> dict[str, float]:
-        nonlocal watching
-        numbers = {}
-        if validation is not None:
-            # Not without gradients: a rival differentiates its network in the time.
-            loss = objective(model, validation)["total"]
-            numbers["held_out"] = -loss.detach().mean().item()
-        if watch is not None:
-            started = time.monotonic()
-            numbers |= watch(RatioFit(method, model, options, affine, 0.0, []))
-            watching += time.monotonic() - started
-        return numbers
-
+    fit = RatioFit(method, model, options, affine, 0.0, [])
+    measure = _Validation(fit, objective, validation, watch)
     trainer = Trainer(
         model,
         objective,
         batches,
         _training(options),
-        validate if validation is not None or watch is not None else None,
+        measure if validation is not None or watch is not None else None,
         select=None if validation is None else "held_out",
     )
     outcome = trainer.run(progress=progress)
     if not outcome.finished:
         raise KeyboardInterrupt(outcome.reason)
-    seconds = outcome.seconds - watching
-    return RatioFit(method, trainer.kept, options, affine, seconds, outcome.history)
+    seconds = outcome.seconds - measure.watching
+    return replace(fit, model=trainer.kept, seconds=seconds, history=outcome.history)
+
+
+@dataclass(frozen=True)
+class _Batches:
+    r"""The batches of a fit, a pure function of the step: standardised pairs, times and noise."""
+
+    draw_pairs: DrawPairs
+    affine: Affine
+    times: UniformTimes
+    options: FitOptions
+
+    def __call__(self, step: int) -> Draw:
+        generator = step_generator(self.options.seed, BATCH, step, self.options.device)
+        return self.standardised(self.draw_pairs(self.options.batch_size, generator), generator)
+
+    def standardised(self, pairs: tuple[Tensor, Tensor], generator: Generator) -> Draw:
+        x_0, x_1 = (self.affine(x) for x in pairs)
+        t = self.times.sample(len(x_0), generator)
+        noise, probe = _normal((2, *x_0.shape), generator, x_0)
+        return Draw(x_0, x_1, t.to(x_0), noise, probe=probe)
+
+
+@dataclass
+class _Validation:
+    r"""What a fit measures on the way: its loss on held-out pairs, and what a caller watches.
+
+    `watching` counts the seconds of the latter, which are none of training's.
+    """
+
+    fit: RatioFit
+    objective: nn.Module
+    held_out: Draw | None
+    watch: Callable[[RatioFit], Mapping[str, float]] | None
+    watching: float = 0.0
+
+    def __call__(self, model: RatioModel) -> dict[str, float]:
+        numbers = {}
+        if self.held_out is not None:
+            # Not without gradients: a rival differentiates its network in the time.
+            loss = self.objective(model, self.held_out)["total"]
+            numbers["held_out"] = -loss.detach().mean().item()
+        if self.watch is not None:
+            started = time.monotonic()
+            numbers |= self.watch(replace(self.fit, model=model))
+            self.watching += time.monotonic() - started
+        return numbers
 
 
 def divergence(fit: RatioFit, x_0: Tensor, x_1: Tensor) -> float:

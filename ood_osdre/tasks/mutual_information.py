@@ -175,8 +175,6 @@ def _gaussian_options(
         base = replace(PERCEPTRON, steps=20_000) if args.full else PERCEPTRON
     else:
         base = replace(QUADRATIC, backbone=backbone, lr=RATES.get(method, QUADRATIC.lr))
-        if dim > 160:
-            base = replace(base, steps=2000)
     return _common(args, base)
 
 

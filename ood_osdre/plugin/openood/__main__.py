@@ -7,20 +7,21 @@ It takes the arguments of OpenOOD's own `main.py`, after :func:`register`:
 
 import sys
 
-from ...errors import UserError
+from ...errors import exit_status
 from .host import require
 from .register import register
 
 
 def main() -> int:
     r"""Runs the pipeline of the command line and returns the exit status."""
-    try:
-        register()
-        config = require("openood.utils").setup_config()
-        require("openood.pipelines.utils").get_pipeline(config).run()
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    return exit_status(run)
+
+
+def run() -> int:
+    r"""Runs the pipeline."""
+    register()
+    config = require("openood.utils").setup_config()
+    require("openood.pipelines.utils").get_pipeline(config).run()
     return 0
 
 

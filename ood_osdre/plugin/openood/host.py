@@ -12,7 +12,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, TypeAlias
 
-from ...errors import UserError
+from ...errors import UserError, one_line
 
 #: An object of OpenOOD's, which is not annotated.
 Foreign: TypeAlias = Any
@@ -42,7 +42,7 @@ def explain_import() -> str:
         return f"OpenOOD: importable, from {import_module('openood').__path__[0]}."
     if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] == "openood":
         return "OpenOOD: not installed; it is not on PyPI, clone it and put it on PYTHONPATH."
-    message = " ".join(str(error).split())
+    message = one_line(error, None)
     return f"OpenOOD: its import failed with {type(error).__name__}: {message}"
 
 

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ...data.images import DAMAGE
 from ...data.lists import list_folder, read_list
-from ...errors import UserError
+from ...errors import UserError, one_line
 from .host import Foreign
 
 #: Where data sets of OpenOOD, and of torchvision, keep their transform.
@@ -120,7 +120,7 @@ class ReferenceImages(Dataset):
             with Image.open(self.paths[index]) as image:
                 rgb = image.convert("RGB")
         except DAMAGE as error:
-            reason = " ".join(str(error).split())[:100]
+            reason = one_line(error)
             raise UserError(f"reference: {self.paths[index]}: not readable ({reason}).") from None
         return self.transform(rgb)
 
