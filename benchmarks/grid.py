@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 # Of a method's name, what a folder's should not hold.
 REPLACED = (
-    (" + ", "-"), (", ", "-"), (": ", "-"), (" = ", "_"), (" ", "_"), ("/", "_"), ("∞", "inf"), ("³", "3"),
+    (" + ", "-"), (", ", "-"), (": ", "-"), (" = ", "_"), (" ", "_"), ("/", "_"), ("(", ""), (")", ""), ("∞", "inf"), ("³", "3"),
 )  # fmt: skip
 UNFINISHED = 3  # the main command's status for a run that its time budget stopped
 

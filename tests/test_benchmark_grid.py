@@ -1,0 +1,168 @@
+r"""The grids of runs and their tables: what is skipped, what fails, and what the means say."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+pytestmark = pytest.mark.skipif(not BENCHMARKS.is_dir(), reason="needs a clone")
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.chdir(BENCHMARKS.parent)
+    monkeypatch.setenv("PYTHONPATH", str(BENCHMARKS.parent))
+
+
+def arguments(tmp_path: Path, *given: str) -> argparse.Namespace:
+    import grid
+
+    parser = argparse.ArgumentParser()
+    grid.add_arguments(parser, ["a", "b"], tmp_path / "out")
+    return parser.parse_args(
+        ["--id", "digits", "--benchmark", "digits", "--config", "digits", "--seeds", "1",
+         "--steps", "3", "--jobs", "1", "--scratch", str(tmp_path / "scratch"), *given]
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_grid_runs_what_is_not_done(tmp_path: Path) -> None:
+    import grid
+
+    methods = {"a": grid.Method(["data.train_limit=50", "data.val_limit=20"])}
+    args = arguments(tmp_path, "--only", "a")
+    assert grid.run_grid(methods, args) == 0
+    record = tmp_path / "out" / "a" / "seed-0" / "run.json"
+    assert json.loads(record.read_text())["config"]["training"]["steps"] == 3
+
+    written = record.stat().st_mtime_ns
+    assert grid.run_grid(methods, args) == 0
+    assert record.stat().st_mtime_ns == written
+
+
+def test_a_run_that_fails_is_told_and_leaves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import grid
+
+    methods = {"a": grid.Method(["objective.no_such_key=1"])}
+    assert grid.run_grid(methods, arguments(tmp_path, "--only", "a")) == 1
+    message = capsys.readouterr().err
+    assert "a, seed 0: failed: error: " in message
+    assert "no_such_key" in message
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_run_starts_beyond_the_budget(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import grid
+
+    args = arguments(tmp_path, "--only", "a", "--budget", "-1")
+    assert grid.run_grid({"a": grid.Method([])}, args) == 1
+    assert "not started: a, seed 0" in capsys.readouterr().err
+    assert not (tmp_path / "scratch").exists()
+
+
+def test_folders_of_methods_are_apart() -> None:
+    import ablations
+    import grid
+    import methods
+    import path_terms
+
+    for known in (methods.METHODS, ablations.METHODS, path_terms.METHODS):
+        slugs = [grid.slug(name) for name in known]
+        assert len(set(slugs)) == len(slugs)
+        assert all(set(s) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+                                 "0123456789._-") for s in slugs)  # fmt: skip
+
+
+def test_every_method_has_a_valid_configuration() -> None:
+    import ablations
+    import methods
+    import path_terms
+
+    from ood_osdre.config import load_config
+
+    for method in methods.METHODS.values():
+        load_config("cifar10_cpu", method.overrides)
+        for overrides in method.variants.values():
+            load_config("cifar10_cpu", [*method.overrides, *overrides])
+    for options in ablations.METHODS.values():
+        load_config("digits", options)
+    for _, _, further in path_terms.STAGES.values():
+        for options in path_terms.METHODS.values():
+            load_config("cifar10_cpu", [*options, *further])
+
+
+def write_run(folder: Path, seed: int, config: dict[str, Any], **best: float) -> None:
+    folder.mkdir(parents=True)
+    record = {
+        "seed": seed,
+        "config": {"evaluation": {"evaluations": 10}, **config},
+        "validation": {"best": best},
+        "train_seconds": 60.0,
+    }
+    (folder / "run.json").write_text(json.dumps(record))
+    rows = [("id", "cifar10", 0), ("nearood", "", seed), ("farood", "", 2 * seed), ("all", "", 0)]
+    frame = pd.DataFrame(rows, columns=["set", "role", "AUROC"])
+    frame["role"] = np.where(frame["set"] == "id", "id", "")
+    frame = frame.assign(
+        **{"FPR@95": 1.0, "AUPR_IN": 1.0, "AUPR_OUT": 1.0}, parameters=7, seconds=3
+    )
+    frame.to_csv(folder / "metrics.csv", index=False)
+
+
+def test_a_comparison_shows_means_and_deviations_best_validation_first(tmp_path: Path) -> None:
+    import comparison
+
+    for seed, auroc in enumerate((0.6, 0.8)):
+        write_run(tmp_path / "Logistic" / f"seed-{seed}", seed, {}, val_auroc=auroc)
+    write_run(tmp_path / "KLIEP" / "seed-0", 0, {}, val_auroc=0.75)
+    table = comparison.summary(comparison.collect(tmp_path), "ratio")
+    assert table["method"].tolist() == ["KLIEP", "Logistic"]
+    assert table["val AUROC"].tolist() == ["75.0", "70.0 ± 14.1"]
+    assert table["far AUROC"].tolist() == ["0.0", "1.0 ± 1.4"]
+    assert table["parameters"].tolist() == ["7", "7"]
+    latex = comparison.latex(table)
+    assert r"70.0 $\pm$ 14.1" in latex
+    assert "%" not in latex
+    comparison.write(tmp_path)
+    assert latex in (tmp_path / "table.tex").read_text()
+    assert (tmp_path / "nfe.png").is_file()
+
+
+def test_paired_differences_carry_a_t_interval(tmp_path: Path) -> None:
+    import path_terms
+
+    rng = np.random.default_rng(0)
+    base, other = rng.normal(size=(2, 5))
+    text = path_terms.paired((other - base).tolist())
+    test = stats.ttest_rel(other, base)
+    low, high = test.confidence_interval(0.95)
+    assert text == f"{(low + high) / 2:+.2f} ± {(high - low) / 2:.2f}"
+    assert path_terms.paired([1.0, 2.0]) == "+1.50"
+
+
+def test_path_terms_compares_equal_seeds_only(tmp_path: Path) -> None:
+    import path_terms
+
+    names = list(path_terms.CANDIDATES)
+    best = {key: 0.5 for key, _ in path_terms.COLUMNS.values()}
+    for seed in range(3):
+        write_run(tmp_path / "base" / f"seed-{seed}", seed, {}, **best)
+    slug = path_terms.slug(names[0])
+    better = best | {"val_auroc": 0.6}
+    write_run(tmp_path / slug / "seed-1", 1, {}, **better)
+    write_run(tmp_path / slug / "seed-7", 7, {}, **(best | {"val_auroc": 0.9}))
+    rows = path_terms.table(tmp_path).splitlines()[2:]
+    assert [row.split(" | ")[:3] for row in rows] == [
+        ["| base", "3", "50.00"], [f"| {names[0]}", "1", "+10.00"],
+    ]  # fmt: skip
