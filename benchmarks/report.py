@@ -14,14 +14,19 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import ablations
 import comparison
 import numpy as np
+import path_terms
 import task_tables
 from scipy import stats
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
-PAGES = (HERE / "RESULTS.md", HERE.parent / "README.md", HERE.parent / "docs" / "density.md")
+PAGES = (
+    HERE / "RESULTS.md",
+    *(HERE.parent / name for name in ("README.md", "docs/density.md", "docs/divergences.md")),
+)
 BLOCK = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -98,6 +103,11 @@ def compared(group: str) -> str:
     return comparison.markdown(comparison.summary(comparison.collect(RESULTS / "compare"), group))
 
 
+def paths(stage: str) -> str:
+    r"""Returns the table of a stage of the question what path terms add."""
+    return path_terms.table(path_terms.RESULTS / stage)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "study": lambda: study("study"),
     "finalists": lambda: study("finalists", **{"finalists/default": "end-point + class + broad"}),
@@ -107,6 +117,11 @@ TABLES: dict[str, Callable[[], str]] = {
     "compare-class": lambda: compared("class"),
     "feature-ratio": lambda: rows_of("feature_ratio", "table.md"),
     "digits": lambda: run_table("digits"),
+    "ablations": lambda: ablations.table(ablations.RESULTS),
+    "path-terms-screen": lambda: paths("screen"),
+    "path-terms-confirm": lambda: paths("confirm"),
+    "path-terms-few": lambda: paths("few"),
+    "path-terms-mixed": lambda: paths("mixed"),
     "latency": lambda: rows_of("latency", "latency.md"),
     "throughput": lambda: rows_of("throughput", "throughput.md"),
     "int8": lambda: rows_of("int8", "int8.md"),
@@ -116,6 +131,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "kl": task_tables.divergences,
     "drift": task_tables.drift,
     "mi-gaussian": lambda: task_tables.information("mi/mi-gaussian.json"),
+    "mi-large": lambda: task_tables.information("mi-large/mi-gaussian.json"),
+    "mi-perceptron": lambda: task_tables.information("mi-mlp/mi-gaussian.json"),
+    "mi-rivals": lambda: task_tables.information("mi-rivals/mi-gaussian.json"),
+    "bmi": task_tables.benchmark_tasks,
     "mi-pathological": task_tables.pathological,
     "gradient-snr": lambda: rows_of("gradient_snr", "gradient_snr.md"),
 }

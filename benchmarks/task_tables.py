@@ -101,6 +101,23 @@ def information(*files: str) -> str:
     return markdown_rows(header, rows)
 
 
+def benchmark_tasks() -> str:
+    r"""Returns the estimates on `benchmark-mi`'s tasks, those that fall short most first."""
+    frame = _read("bmi/bmi.json").sort_values("error", kind="stable")
+    rows = [
+        [
+            row["task"],
+            row["dims"],
+            f"{row['truth']:.2f}",
+            f"{row['estimate']:.2f}",
+            f"{row['low']:.2f} to {row['high']:.2f}",
+            "-" if pd.isna(row["ksg"]) else f"{row['ksg']:.2f}",
+        ]
+        for row in frame.to_dict("records")
+    ]
+    return markdown_rows(["task", "dimensions", "truth", "estimate", "interval", "KSG"], rows)
+
+
 def pathological() -> str:
     r"""Returns the estimates on pathological pairs, truth first, one column a method."""
     return _pivot(_read("mi/mi-pathological.json"), ["task"])
