@@ -53,6 +53,9 @@ LARGE = ((320, 80.0), (640, 160.0))
 QUADRATIC = FitOptions(
     backbone="block_quadratic", standardise="whiten", lr=1.0, steps=2000, batch_size=512, eps=1e-4
 )
+# Stochastic gradients on as many coefficients as there are features times atoms: the error falls
+# with the number of steps, and needs more of them than in proportion to the dimension.
+LARGE_STEPS = {320: 4000, 640: 12_000}
 # Peak learning rates on quadratic features, each the best of a grid on a seed of its own.
 RATES = {"dre-inf": 3e-3, "d3re": 3e-3, "logistic": 0.03, "nwj": 0.01, "infonce": 0.03}
 PERCEPTRON = FitOptions(features=256, depth=3, lr=2e-3, standardise="whiten", steps=2000)
@@ -174,7 +177,8 @@ def _gaussian_options(
     if backbone == "mlp":
         base = replace(PERCEPTRON, steps=20_000) if args.full else PERCEPTRON
     else:
-        base = replace(QUADRATIC, backbone=backbone, lr=RATES.get(method, QUADRATIC.lr))
+        rate, steps = RATES.get(method, QUADRATIC.lr), LARGE_STEPS.get(dim, QUADRATIC.steps)
+        base = replace(QUADRATIC, backbone=backbone, lr=rate, steps=steps)
     return _common(args, base)
 
 
