@@ -6,6 +6,7 @@ number of steps of the same size.
 - `ratio`: density-ratio estimators and nothing else: no class term, no broadened reference.
 - `paper-style`: the same losses in the form of the paper's code: reference and ID batch pass the
   network apart, four fifths of the reference are ID images, no crops. (NCE is the logistic loss.)
+  Of the logistic loss, each of the three alone as well.
 - `class`: everything that can carry a class term has one, and whatever sees a reference sees it
   broadened.
 
@@ -25,7 +26,11 @@ NFE = {f"NFE {n}": [f"evaluation.evaluations={n}"] for n in (2, 5, 50, 100, 200)
 PLAIN = ["objective.class_weight=0", "data.broaden=0"]
 OFF = [*PLAIN, "objective.endpoint=0"]
 DIRECT_RATIO = ["estimator=direct", "objective.endpoint=1"]
-APART = ["objective.separate_forwards=true", "data.mixture=0.8", "data.crop=0"]
+STYLE = {
+    "separate forwards": "objective.separate_forwards=true",
+    "mixture": "data.mixture=0.8",
+    "no crops": "data.crop=0",
+}
 TIMED = ["estimator=time_conditioned", "network.norm=group", *OFF]
 PAPER = [
     *OFF, "basis.size=400", "path.schedule=kumaraswamy_spherical", "path.noise=ddbi",
@@ -63,11 +68,14 @@ def ratio_methods() -> dict[str, Method]:
     }  # fmt: skip
     methods = {name: Method(m.overrides, m.variants, "ratio") for name, m in methods.items()}
     return methods | {
-        f"{TITLES[loss]}, paper-style": Method(
-            [*PLAIN, *DIRECT_RATIO, f"objective.endpoint_loss={loss}", *APART],
+        f"{TITLES[loss]}, {style}": Method(
+            [*PLAIN, *DIRECT_RATIO, f"objective.endpoint_loss={loss}", *options],
             group="paper-style",
         )
-        for loss in DIRECT[2:5] + DIRECT[:1]
+        for loss, style, options in (
+            *((loss, "paper-style", STYLE.values()) for loss in DIRECT[2:5] + DIRECT[:1]),
+            *(("logistic", part, [option]) for part, option in STYLE.items()),
+        )
     }
 
 
