@@ -1,13 +1,14 @@
-r"""One option at a time: what of the default matters, on the embedded images.
+r"""One option at a time: what of the model and of the training matters, on the embedded images.
 
     python benchmarks/ablations.py [--only NAME ...] [--seeds 3] [--jobs 2]
 
-Every row is the digits configuration with one thing changed: the number of atoms K, the kernel, the
-shape that atoms start from, the path, the weights of terms, the distribution of times and the weight
-of score matching (these two with a score-matching term beside the end-point loss, as they act on
-nothing else), normalisation, and the size of both training sets. About a minute a run on one core; runs
-that are done are skipped. With `--id`, `--benchmark`, `--config` and `--data-root` the same grid runs
-on other images.
+A row is its base with one thing changed. The end-point loss sees the path only through the noise at
+its ends, and the basis only through its integrals; so what is about them is varied beside a
+score-matching term: the number of atoms K, the kernel, the shape that atoms start from, the path, the
+distribution of times and the weight of score matching. Its base is `score matching`. The terms, the
+normalisation and the size of both training sets are varied in the digits configuration as it is,
+`default`. About a minute a run on one core; runs that are done are skipped. With `--id`,
+`--benchmark`, `--config` and `--data-root` the same grid runs on other images.
 
 Digits are easy: near the ceiling differences say little, and with three seeds only large ones are
 more than noise. The table is sorted by group, not by result.
@@ -27,34 +28,51 @@ from grid import Method, add_arguments, run_grid, slug
 RESULTS = Path(__file__).parent / "results" / "ablations"
 
 SCORED = ["objective.time_score=0.02", "objective.weight=constant"]
+
+
+def scored(options: dict[str, str | list[str]]) -> dict[str, list[str]]:
+    r"""Returns options beside a score-matching term."""
+    return {
+        name: [*SCORED, *([option] if isinstance(option, str) else option)]
+        for name, option in options.items()
+    }
+
+
 GROUPS: dict[str, dict[str, list[str]]] = {
+    "score matching": {"score matching": SCORED},
+    "size": scored({f"K = {k}": f"basis.size={k}" for k in (1, 4, 100, 200, 400, 800)}),
+    "kernel": scored({k: f"basis.kernel={k}" for k in ("matern32", "gaussian", "imq")}),
+    "shape": scored({f"sigma = {s}": f"basis.sigma={s}" for s in (0.1, 0.2, 1.0, 2.0)}),
+    "path": scored(
+        {
+            "linear": "path.schedule=linear",
+            "no bridge": "path.noise=dequantisation",
+            "wide bridge": "path.gamma2=0.25",
+            "floor 0.0005": "path.eps=0.0005",
+            "floor 0.05": "path.eps=0.05",
+            "learnable": ["path.schedule=kumaraswamy_spherical", "objective.path_variance=1"],
+        }
+    ),
+    "times": scored(
+        {
+            "logit-normal": "times.kind=logit_normal",
+            "by 1/V": "times.kind=inverse_variance",
+        }
+    ),
+    "weight": scored(
+        {
+            "five times": "objective.time_score=0.1",
+            "v(t)": ["objective.time_score=1", "objective.weight=noise_variance"],
+            "t (1 - t)": ["objective.time_score=0.1", "objective.weight=bridge"],
+        }
+    ),
     "default": {"default": []},
-    "size": {f"K = {k}": [f"basis.size={k}"] for k in (1, 4, 100, 200, 400, 800)},
-    "kernel": {k: [f"basis.kernel={k}"] for k in ("matern32", "gaussian", "imq")},
-    "shape": {
-        f"sigma = {s}": [f"basis.sigma={s}", "basis.floor=0.01"] for s in (0.05, 0.2, 1.0, 2.0)
-    },
-    "path": {
-        "linear": ["path.schedule=linear"],
-        "no bridge": ["path.noise=dequantisation"],
-        "wide bridge": ["path.gamma2=0.25"],
-        "floor 0.0005": ["path.eps=0.0005"],
-        "floor 0.05": ["path.eps=0.05"],
-        "learnable": ["path.schedule=kumaraswamy_spherical", "objective.path_variance=1"],
-    },
     "terms": {
         "no class term": ["objective.class_weight=0"],
         "class term 2": ["objective.class_weight=2"],
         "no broadening": ["data.broaden=0"],
         "two thirds broadened": ["data.broaden=0.66"],
         "shrinkage 0.001": ["objective.shrinkage=0.001"],
-    },
-    "score matching": {
-        "uniform times": SCORED,
-        "logit-normal times": [*SCORED, "times.kind=logit_normal"],
-        "times by 1/V": [*SCORED, "times.kind=inverse_variance"],
-        "weight of the noise": ["objective.time_score=1", "objective.weight=noise_variance"],
-        "weight of the bridge": ["objective.time_score=0.1", "objective.weight=bridge"],
     },
     "normalisation": {"group normalisation": ["network.norm=group"]},
     "training images": {f"{n} of each set": [f"data.train_limit={n}"] for n in (100, 200, 400)},

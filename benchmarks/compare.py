@@ -4,8 +4,8 @@ r"""Every estimator that the paper compares, and the yardsticks, on equal data, 
 
 Trains every method of `methods.py`, skipping what is done, and keeps each run under
 `--out`/METHOD/seed-N, with tables in Markdown, LaTeX and CSV, quality against network evaluations
-and the densities of the scores. On two CPU cores a run of `cifar10_cpu` takes about 4 minutes at 1,500 steps,
-and 10 at most for the time-conditioned ones. Give it from the top of the clone.
+and the densities of the scores. On one idle CPU core a run of `cifar10_cpu` takes 3 to 8 minutes at
+1,500 steps, most for the time-conditioned ones. Give it from the top of the clone.
 """
 
 import argparse
@@ -26,6 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add_arguments(parser, list(METHODS), RESULTS)
+    parser.set_defaults(keep=["run.json", "metrics.csv", "scores.npz"])
     parser.add_argument("--group", choices=["ratio", "paper-style", "class"], help="only these")
     args = parser.parse_args(argv)
     if args.group:

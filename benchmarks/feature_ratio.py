@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import bench_tables
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -27,7 +28,6 @@ from ood_osdre.errors import UserError, exit_status
 from ood_osdre.experiment import device_name, train_run
 from ood_osdre.extraction import collect_features, extract_features
 from ood_osdre.feature_ratio import FeatureRatio, FeatureRatioOptions
-from ood_osdre.files import write_text_atomic
 from ood_osdre.metrics import OODMetrics, ood_metrics
 from ood_osdre.plugin.openood import OSDRENet
 from ood_osdre.records import RunRecord
@@ -96,36 +96,6 @@ def fit_heads(
     return heads, seconds, id_features
 
 
-LABELS = {
-    "msp": "MSP",
-    "energy": "Energy",
-    "knn": f"KNN (k = {NEIGHBOURS})",
-    "ratio_linear": "Ratio head, linear",
-    "ratio_mlp": "Ratio head, MLP",
-    "ratio_linear_broad": "Ratio head, linear, a third of the reference broadened",
-    "ratio_mlp_broad": "Ratio head, MLP, a third of the reference broadened",
-}
-
-
-def table(
-    metrics: dict[str, dict[str, OODMetrics]], accuracy: float, seconds: dict[str, float]
-) -> str:
-    r"""Returns the table in Markdown."""
-    sets = list(next(iter(metrics.values())))
-    head = ["Score", "Reference", *(f"{name}" for name in sets), "Head trained in"]
-    lines = [" | ".join(["", *head, ""]).strip(), "|".join(["", *["---"] * len(head), ""])]
-    for method, row in metrics.items():
-        cells = [f"{100 * m.auroc:.2f} / {100 * m.fpr95:.2f}" for m in row.values()]
-        fitted = f"{seconds[method]:.0f} s" if method in seconds else "-"
-        uses = "yes" if method in seconds else "no"
-        lines.append(" | ".join(["", LABELS[method], uses, *cells, fitted, ""]).strip())
-    return (
-        "\n".join(lines)
-        + f"\n\nAUROC / FPR@95 in percent, OOD positive; one seed. ID accuracy {100 * accuracy:.2f} %."
-        f" Features of all images: {seconds['features']:.0f} s.\n"
-    )
-
-
 def parser() -> argparse.ArgumentParser:
     r"""Builds the parser of the command line."""
     p = argparse.ArgumentParser(
@@ -176,8 +146,14 @@ def main() -> int:
                 metrics[method][name] = ood_metrics(id_scores[method], scores)
     accuracy = float((scored_id.logits.argmax(1).numpy() == data.id_test.labels).mean())
 
-    text = table(metrics, accuracy, seconds)
-    write_text_atomic(args.out / "table.md", text)
+    results = {
+        "accuracy": accuracy,
+        "seconds": seconds,
+        "metrics": {
+            m: {n: {"auroc": v.auroc, "fpr95": v.fpr95} for n, v in row.items()}
+            for m, row in metrics.items()
+        },
+    }
     RunRecord(
         config=config.to_dict(),
         seed=config.training.seed,
@@ -186,16 +162,9 @@ def main() -> int:
         data={"reference": data.reference_name, "checksums": data.checksums},
         selection="heads by held-out end-point loss; no OOD set is seen",
         train_seconds=train_seconds,
-        results={
-            "accuracy": accuracy,
-            "seconds": seconds,
-            "metrics": {
-                m: {n: {"auroc": v.auroc, "fpr95": v.fpr95} for n, v in row.items()}
-                for m, row in metrics.items()
-            },
-        },
+        results=results,
     ).write(args.out / "run.json")
-    print(text)
+    print(bench_tables.feature_ratio(results))
     return 0
 
 

@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import bench_tables
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -256,38 +257,21 @@ def measure(bench: Bench, model: str) -> list[dict[str, Any]]:
 
 
 def write(rows: list[dict[str, Any]], config: dict[str, Any], out: Path) -> str:
-    r"""Writes the rows as CSV and Markdown, with their record, and returns the Markdown."""
+    r"""Writes the rows as CSV, with their record, and returns the table."""
     file = io.StringIO()
     writer = csv.DictWriter(file, fieldnames=[*rows[0], *config])
     writer.writeheader()
     writer.writerows({**row, **config} for row in rows)
     write_text_atomic(out / "gradient_snr.csv", file.getvalue())
 
-    lines = [
-        "# Gradient signal-to-noise ratio of the objectives at d = 3072",
-        "",
-        "Made by `python benchmarks/gradient_snr.py`, whose docstring defines the columns. Direct",
-        "values that are not well above 1 / samples are noise.",
-        "",
-        *(f"- {key}: {value}" for key, value in config.items()),
-        "",
-        "| model | loss | points a sample | SNR a sample | samples for SNR 1 | direct SNR |",
-        "|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        lines.append(
-            "| {model} | {loss} | {points} | {snr:.1e} ± {snr_error:.0e} "
-            "| {samples_for_snr_1:.1e} | {direct_snr:.1e} ± {direct_snr_error:.0e} |".format(**row)
-        )
-    text = "\n".join(lines) + "\n"
-    write_text_atomic(out / "gradient_snr.md", text)
+    results = {f"{row['model']}, {row['loss']}": row for row in rows}
     RunRecord(
         config=config,
         seed=config["seed"],
         device=device_name(torch.device("cpu")),
-        results={f"{row['model']}, {row['loss']}": row for row in rows},
+        results=results,
     ).write(out / "run.json")
-    return text
+    return bench_tables.gradient_snr(results)
 
 
 def main() -> None:

@@ -1,13 +1,15 @@
 r"""A grid of runs of the main command, methods by seeds, that can be interrupted and given again.
 
 Each run trains in a folder of its own under `--scratch`, from where an interrupted one goes on;
-what is kept of a finished one, its record and its metrics, goes to `--out`/METHOD/seed-N, and
-what is there already is skipped. A method's variants score the same trained model in other ways,
-without training it again.
+what is kept of a finished one, its record and its metrics, goes to `--out`/METHOD/seed-N. What is
+there already is skipped if it is the same run, of the same data, options and steps, and an error
+if it is another. A method's variants score the same trained model in other ways, without training
+it again.
 """
 
 import argparse
 import itertools
+import json
 import os
 import shutil
 import subprocess
@@ -17,8 +19,11 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
+
+from ood_osdre.commands import eval_ood
 
 # Of a method's name, what a folder's should not hold.
 REPLACED = (
@@ -49,22 +54,26 @@ def slug(name: str) -> str:
     return name
 
 
-def add_arguments(parser: argparse.ArgumentParser, methods: Sequence[str], out: Path) -> None:
+def add_arguments(
+    parser: argparse.ArgumentParser, methods: Sequence[str], out: Path, protocol: bool = False
+) -> None:
     r"""Adds the options that all grids share.
 
     Arguments:
         parser: The parser of the command line.
         methods: The names of the methods.
         out: The default folder of what is kept.
+        protocol: Whether seeds and steps are fixed, and no options.
     """
     add = parser.add_argument
     add("--id", default="cifar10")
     add("--benchmark", default="pack")
     add("--config", default="cifar10_cpu")
     add("--data-root", type=Path, default=Path("data"))
-    add("--seeds", type=int, default=3)
-    add("--first-seed", type=int, default=0)
-    add("--steps", type=int, default=1500)
+    if not protocol:
+        add("--seeds", type=int, default=3)
+        add("--first-seed", type=int, default=0)
+        add("--steps", type=int, default=1500)
     add("--only", nargs="*", choices=methods, default=methods, metavar="NAME")
     add("--without", nargs="*", default=[], metavar="VARIANT", help="variants to leave out")
     add("--jobs", type=int, default=2, help="runs side by side")
@@ -103,7 +112,11 @@ def _run(
     kept = args.out / slug(name) / f"seed-{seed}"
     scratch = args.scratch / args.out.name / slug(name) / f"seed-{seed}"
     label = f"{name}, seed {seed}"
-    if not (kept / "run.json").is_file():
+    overrides = [f"training.seed={seed}", f"title={name}", *method.overrides]
+    if (kept / "run.json").is_file():
+        if other := _difference(kept / "run.json", args, overrides):
+            return f"{label}: {kept} holds another run ({other}); choose another --out"
+    else:
         left = None if deadline is None else deadline - time.monotonic()
         if left is not None and left <= 0:
             return f"not started: {label}"
@@ -112,25 +125,51 @@ def _run(
             "--data-root", str(args.data_root), "--out", str(scratch), "--resume",
             "--max-steps", str(args.steps),
             *([] if left is None else ["--time-budget", f"{left:.0f}"]),
-            f"training.seed={seed}", f"title={name}", *method.overrides,
+            *overrides,
         ]  # fmt: skip
         if failure := _command(command, args):
             return f"{label}: {failure}"
-        _keep(scratch, kept, args.keep)
-    for variant, overrides in method.variants.items():
-        if variant in args.without:
+        # A figure needs the scores of one seed.
+        unwanted = {"scores.npz"} if seed != args.first_seed else set()
+        _keep(scratch, kept, [file for file in args.keep if file not in unwanted])
+    for variant, options in method.variants.items():
+        if variant in args.without or (kept / slug(variant) / "run.json").is_file():
             continue
-        if (kept / slug(variant) / "run.json").is_file() or not scratch.is_dir():
-            continue
+        if not scratch.is_dir():
+            return f"{label}, {variant}: {scratch} is gone; remove {kept} to train it again"
         again = scratch / slug(variant)
         command = [
             "--checkpoint", str(scratch), "--data-root", str(args.data_root), "--out", str(again),
-            *overrides,
+            *options,
         ]  # fmt: skip
         if failure := _command(command, args):
             return f"{label}, {variant}: {failure}"
         _keep(again, kept / slug(variant), args.keep)
     return None
+
+
+def _difference(record: Path, args: argparse.Namespace, overrides: Sequence[str]) -> str:
+    r"""Returns where a kept run differs from the one that is asked for, if it does."""
+    then = json.loads(record.read_text())
+    given = ["--id", args.id, "--benchmark", args.benchmark, "--max-steps", str(args.steps)]
+    parsed = eval_ood.parser().parse_intermixed_args([*given, *overrides])
+    config = eval_ood.read_config(parsed, args.config)
+    found = {"benchmark": then["benchmark"], **_flat(then["config"])}
+    wanted = {"benchmark": args.benchmark, **_flat(json.loads(json.dumps(config.to_dict())))}
+    # An option that is newer than the record is not held against it.
+    differing = [k for k in found.keys() & wanted.keys() if found[k] != wanted[k]]
+    return ", ".join(f"{k} {found[k]}, not {wanted[k]}" for k in sorted(differing)[:3])
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    r"""Returns a nested configuration as a mapping from `section.key`."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
 
 
 def _command(options: Sequence[str], args: argparse.Namespace) -> str | None:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import bench_tables
 import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
@@ -30,7 +31,6 @@ from ood_osdre.config import Config
 from ood_osdre.data import load_benchmark, load_manifest
 from ood_osdre.experiment import load_scorer
 from ood_osdre.export import export_scorer
-from ood_osdre.files import write_text_atomic
 from ood_osdre.metrics import ood_metrics
 from ood_osdre.records import RunRecord
 
@@ -125,18 +125,17 @@ def main(argv: Sequence[str] | None = None) -> int:
                 for k, model in models.items()
             ]
             rows[name] = (values[0], values[1], values[1] - values[0])
-    lines = ["| set | AUROC, float32 | AUROC, int8 | change |", "| :-- | --: | --: | --: |"]
-    lines += [f"| {k} | {a:.2f} | {b:.2f} | {c:+.2f} |" for k, (a, b, c) in rows.items()]
-    table = "\n".join(lines) + "\n"
     ratios = {"time": speed, "size": sizes["int8"] / sizes["float32"]}
-    print(f"{table}\nint8 over float32: time {speed:.2f}, file {ratios['size']:.2f}")
+    results = {"auroc": rows, "int8 over float32": ratios}
+    print(
+        f"{bench_tables.int8(results)}\nint8 over float32: time {speed:.2f}, file {ratios['size']:.2f}"
+    )
     RunRecord(
         config={"checkpoint": config.to_dict(), "calibration": args.calibration},
         device="cpu (1 thread)",
         data={"checksums": data.checksums},
-        results={"auroc": rows, "int8 over float32": ratios},
+        results=results,
     ).write(args.out / "run.json")
-    write_text_atomic(args.out / "int8.md", table)
     return 0
 
 

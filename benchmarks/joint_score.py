@@ -15,15 +15,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import bench_tables
 import torch
-from comparison import markdown_rows
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from torch import Tensor
 
 from ood_osdre.bases import RBFBasis
 from ood_osdre.data.batches import step_generator
-from ood_osdre.files import atomic_path, write_text_atomic
+from ood_osdre.files import atomic_path
 from ood_osdre.networks import MLP, CoefficientNetwork
 from ood_osdre.noises import DDBINoise
 from ood_osdre.objectives import (
@@ -167,14 +167,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         results[form] = judge(ratio, own)
         if form == "conditional":
             plot(args.out / "data_score.png", decoder)
-    columns = list(results["conditional"])
-    rows = [
-        [form, *(f"{row[c]:.3f}" if c in row else "-" for c in columns)]
-        for form, row in results.items()
-    ]
-    table = markdown_rows(["form", *columns], rows)
-    print(table)
-    write_text_atomic(args.out / "table.md", table)
+    print(bench_tables.joint_score(results))
     RunRecord(config={"steps": args.steps}, seed=0, device="cpu", results=results).write(
         args.out / "run.json"
     )

@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+import bench_tables
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -30,7 +31,6 @@ from tqdm import tqdm
 from ood_osdre.baselines import TimeConditionedRatio, TimeConditionedResNet
 from ood_osdre.bases import RBFBasis
 from ood_osdre.experiment import device_name
-from ood_osdre.files import write_text_atomic
 from ood_osdre.networks import CoefficientNetwork, ResNetBackbone
 from ood_osdre.noises import DDBINoise
 from ood_osdre.objectives import Draw, EndPointLoss, Objective
@@ -229,18 +229,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.device != "cpu":
         peak = bench.memory()
         results |= {name: (value, value, value) for name, value in peak.items()}
-    lines = [
-        "| what | over the bare backbone's | 95 % interval |",
-        "| :-- | --: | :-: |",
-    ]
-    lines += [f"| {k} | {m:.4f} | [{a:.4f}, {b:.4f}] |" for k, (m, a, b) in results.items()]
-    table = "\n".join(lines) + "\n"
-    print(table)
+    print(bench_tables.latency(results))
     settings = {k: v for k, v in vars(args).items() if k != "out"}
     RunRecord(
         config=settings, device=device_name(torch.device(args.device)), results=results
     ).write(args.out / "run.json")
-    write_text_atomic(args.out / "latency.md", table)
     return 0
 
 

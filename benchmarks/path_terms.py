@@ -126,8 +126,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("stage", choices=list(STAGES))
-    add_arguments(parser, list(METHODS), RESULTS)
+    add_arguments(parser, list(METHODS), RESULTS, protocol=True)
     args = parser.parse_args(argv)
+    if args.stage != "screen" and len(set(args.only) - {BASE}) != 1:
+        parser.error(f"{args.stage} takes one candidate, give it by --only")
     seeds, args.steps, further = STAGES[args.stage]
     args.first_seed, args.seeds = seeds.start, len(seeds)
     args.out = args.out / args.stage

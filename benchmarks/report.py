@@ -13,13 +13,17 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import ablations
+import bench_tables
 import comparison
 import numpy as np
 import path_terms
 import task_tables
 from scipy import stats
+
+from ood_osdre.scores import read_scores
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -87,15 +91,21 @@ def study(name: str, **others: str) -> str:
 
 
 def run_table(name: str) -> str:
-    r"""Returns the metrics table of one run, without its title."""
-    lines = (RESULTS / name / "metrics.md").read_text().splitlines()
-    return "\n".join(lines[2:]) + "\n"
+    r"""Returns the metrics of one run of the main command, from its scores."""
+    scores = read_scores(RESULTS / name / "scores.npz")
+    text = bench_tables.run(_record(name), scores, "title")
+    return "\n".join(text.splitlines()[2:]) + "\n"
 
 
-def rows_of(name: str, file: str) -> str:
-    r"""Returns the table in a Markdown file of a result folder."""
-    lines = (RESULTS / name / file).read_text().splitlines()
-    return "".join(f"{line}\n" for line in lines if line.startswith("|"))
+def results_of(name: str) -> dict[str, Any]:
+    r"""Returns the results of a benchmark's record."""
+    results: dict[str, Any] = _record(name)["results"]
+    return results
+
+
+def _record(name: str) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads((RESULTS / name / "run.json").read_text())
+    return record
 
 
 def compared(group: str) -> str:
@@ -115,17 +125,17 @@ TABLES: dict[str, Callable[[], str]] = {
     "compare-ratio": lambda: compared("ratio"),
     "compare-paper-style": lambda: compared("paper-style"),
     "compare-class": lambda: compared("class"),
-    "feature-ratio": lambda: rows_of("feature_ratio", "table.md"),
+    "feature-ratio": lambda: bench_tables.feature_ratio(results_of("feature_ratio")),
     "digits": lambda: run_table("digits"),
     "ablations": lambda: ablations.table(ablations.RESULTS),
     "path-terms-screen": lambda: paths("screen"),
     "path-terms-confirm": lambda: paths("confirm"),
     "path-terms-few": lambda: paths("few"),
     "path-terms-mixed": lambda: paths("mixed"),
-    "latency": lambda: rows_of("latency", "latency.md"),
-    "throughput": lambda: rows_of("throughput", "throughput.md"),
-    "int8": lambda: rows_of("int8", "int8.md"),
-    "joint-score": lambda: rows_of("joint_score", "table.md"),
+    "latency": lambda: bench_tables.latency(results_of("latency")),
+    "throughput": lambda: bench_tables.throughput(results_of("throughput")),
+    "int8": lambda: bench_tables.int8(results_of("int8")),
+    "joint-score": lambda: bench_tables.joint_score(results_of("joint_score")),
     "density-planar": task_tables.planar,
     "density-images": task_tables.images,
     "kl": task_tables.divergences,
@@ -136,7 +146,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "mi-rivals": lambda: task_tables.information("mi-rivals/mi-gaussian.json"),
     "bmi": task_tables.benchmark_tasks,
     "mi-pathological": task_tables.pathological,
-    "gradient-snr": lambda: rows_of("gradient_snr", "gradient_snr.md"),
+    "gradient-snr": lambda: bench_tables.gradient_snr(results_of("gradient_snr")),
 }
 
 

@@ -25,6 +25,7 @@ from functools import partial
 from pathlib import Path
 from unittest import mock
 
+import bench_tables
 import numpy as np
 import torch
 from PIL import Image
@@ -42,7 +43,6 @@ from ood_osdre.data.status import SetStatus, inspect
 from ood_osdre.errors import exit_status
 from ood_osdre.evaluation import evaluate_benchmark
 from ood_osdre.experiment import device_name
-from ood_osdre.files import write_text_atomic
 from ood_osdre.plugin.openood.host import is_importable, require
 from ood_osdre.ratio import RatioModel
 from ood_osdre.records import RunRecord
@@ -224,23 +224,6 @@ def measure(bench: Bench, rounds: int, seed: int = 0) -> dict[str, list[float]]:
     return seconds
 
 
-def table(seconds: dict[str, list[float]], count: int) -> str:
-    r"""Returns the table in Markdown, fastest first."""
-    warm = np.array(seconds[WARM])
-    lines = [
-        "| way | images / s | time over ours, warm | least and most |",
-        "| :-- | --: | --: | :-: |",
-    ]
-    for name in sorted(seconds, key=lambda name: float(np.median(seconds[name]))):
-        ratios = np.array(seconds[name]) / warm
-        speed = count / np.median(seconds[name])
-        low, high = ratios.min(), ratios.max()
-        lines.append(
-            f"| {name} | {speed:,.0f} | {np.median(ratios):.2f} | {low:.2f} to {high:.2f} |"
-        )
-    return "\n".join(lines) + "\n"
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     r"""Measures, prints the table and writes it with its record."""
     parser = argparse.ArgumentParser(
@@ -269,15 +252,14 @@ def run(args: argparse.Namespace) -> int:
     config = load_config(args.config or f"{args.id}_cpu", [("id", args.id)])
     bench = Bench(args, config)
     seconds = measure(bench, args.rounds)
-    text = table(seconds, bench.count)
-    print(text)
-    write_text_atomic(args.out / "throughput.md", text)
+    results = {"images": bench.count, "seconds": seconds}
+    print(bench_tables.throughput(results))
     settings = {"rounds": args.rounds, "workers": args.workers, "threads": torch.get_num_threads()}
     RunRecord(
         config={**config.to_dict(), "throughput": settings},
         benchmark=bench.manifest.name,
         device=device_name(bench.device),
-        results={"images": bench.count, "seconds": seconds},
+        results=results,
     ).write(args.out / "run.json")
     return 0
 

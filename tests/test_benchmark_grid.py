@@ -60,6 +60,55 @@ def test_a_run_that_fails_is_told_and_leaves_nothing(
     assert not (tmp_path / "out").exists()
 
 
+def test_another_run_is_not_taken_for_done(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import grid
+
+    from ood_osdre.config import load_config
+
+    methods = {"a": grid.Method(["data.train_limit=50"])}
+    args = arguments(tmp_path, "--only", "a")
+    options = ["training.seed=0", "title=a", "data.train_limit=50", "training.steps=3"]
+    config = load_config("digits", [*options, "training.warmup=0", "training.eval_every=3"])
+    kept = tmp_path / "out" / "a" / "seed-0"
+    kept.mkdir(parents=True)
+    record = {"benchmark": "digits", "config": config.to_dict()}
+    (kept / "run.json").write_text(json.dumps(record))
+    assert grid.run_grid(methods, args) == 0
+
+    args.steps = 4
+    assert grid.run_grid(methods, args) == 1
+    assert "training.steps 3, not 4" in capsys.readouterr().err
+    args.steps = 3
+    methods = {"a": grid.Method(["data.train_limit=60"])}
+    assert grid.run_grid(methods, args) == 1
+    assert "data.train_limit 50, not 60" in capsys.readouterr().err
+
+
+def test_a_variant_whose_model_is_gone_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import grid
+
+    monkeypatch.setattr(grid, "_difference", lambda *_: "")
+    kept = tmp_path / "out" / "a" / "seed-0"
+    kept.mkdir(parents=True)
+    (kept / "run.json").write_text("{}")
+    methods = {"a": grid.Method([], {"NFE 5": ["evaluation.evaluations=5"]})}
+    assert grid.run_grid(methods, arguments(tmp_path, "--only", "a")) == 1
+    assert "a, seed 0, NFE 5: " in capsys.readouterr().err
+    assert grid.run_grid(methods, arguments(tmp_path, "--only", "a", "--without", "NFE 5")) == 0
+
+
+def test_confirmation_takes_one_candidate(capsys: pytest.CaptureFixture[str]) -> None:
+    import path_terms
+
+    with pytest.raises(SystemExit):
+        path_terms.main(["confirm"])
+    assert "takes one candidate" in capsys.readouterr().err
+
+
 def test_no_run_starts_beyond_the_budget(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

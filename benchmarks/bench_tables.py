@@ -1,0 +1,114 @@
+r"""The tables of single benchmarks, each a function of its record's results."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from comparison import markdown_rows
+
+from ood_osdre.scores import Scores
+from ood_osdre.tables import MetricsTable
+
+HEADS = {
+    "msp": "MSP",
+    "energy": "Energy",
+    "knn": "KNN (k = 50)",
+    "ratio_linear": "Ratio head, linear",
+    "ratio_mlp": "Ratio head, MLP",
+    "ratio_linear_broad": "Ratio head, linear, a third of the reference broadened",
+    "ratio_mlp_broad": "Ratio head, MLP, a third of the reference broadened",
+}
+OURS_WARM = "ours, warm"
+
+
+def run(record: Mapping[str, Any], scores: Scores, title: str) -> str:
+    r"""Returns the metrics of a run of the main command, computed from its scores.
+
+    Arguments:
+        record: The run record.
+        scores: The scores of the run.
+        title: The title of the table.
+    """
+    results = record["results"]
+    absent = record["absent"]
+    return MetricsTable.of(
+        scores.metrics(),
+        title=title,
+        absent={"near": absent, "far": absent},
+        accuracy=results["accuracy"],
+        seconds=record["score_seconds"],
+        parameters=results["parameters"],
+        counts=record["data"]["counts"],
+        reference=record["data"]["reference"],
+        steps=record["config"]["training"]["steps"],
+    ).to_markdown()
+
+
+def latency(results: Mapping[str, Sequence[float]]) -> str:
+    r"""Returns times over those of the bare backbone, with their intervals."""
+    rows = [[k, f"{m:.4f}", f"[{a:.4f}, {b:.4f}]"] for k, (m, a, b) in results.items()]
+    return markdown_rows(["what", "over the bare backbone's", "95 % interval"], rows)
+
+
+def throughput(results: Mapping[str, Any]) -> str:
+    r"""Returns speeds and times over those of the warm pass, fastest first."""
+    seconds, count = results["seconds"], results["images"]
+    warm = np.array(seconds[OURS_WARM])
+    rows = []
+    for name in sorted(seconds, key=lambda name: float(np.median(seconds[name]))):
+        ratios = np.array(seconds[name]) / warm
+        speed = count / np.median(seconds[name])
+        spread = f"{ratios.min():.2f} to {ratios.max():.2f}"
+        rows.append([name, f"{speed:,.0f}", f"{np.median(ratios):.2f}", spread])
+    return markdown_rows(["way", "images / s", "time over ours, warm", "least and most"], rows)
+
+
+def gradient_snr(results: Mapping[str, Mapping[str, Any]]) -> str:
+    r"""Returns the signal-to-noise ratios of one sample's gradient."""
+    rows = [
+        [
+            row["model"],
+            row["loss"],
+            str(row["points"]),
+            f"{row['snr']:.1e} ± {row['snr_error']:.0e}",
+            f"{row['samples_for_snr_1']:.1e}",
+            f"{row['direct_snr']:.1e} ± {row['direct_snr_error']:.0e}",
+        ]
+        for row in results.values()
+    ]
+    header = ["model", "loss", "points a sample", "SNR a sample", "samples for SNR 1"]
+    return markdown_rows([*header, "direct SNR"], rows)
+
+
+def int8(results: Mapping[str, Any]) -> str:
+    r"""Returns AUROCs in single precision and in eight bits."""
+    rows = [
+        [name, f"{a:.2f}", f"{b:.2f}", f"{c:+.2f}"] for name, (a, b, c) in results["auroc"].items()
+    ]
+    return markdown_rows(["set", "AUROC, float32", "AUROC, int8", "change"], rows)
+
+
+def joint_score(results: Mapping[str, Mapping[str, float]]) -> str:
+    r"""Returns the errors of the data score and of the ratio, a row a form."""
+    columns = list(results["conditional"])
+    rows = [
+        [form, *(f"{row[c]:.3f}" if c in row else "-" for c in columns)]
+        for form, row in results.items()
+    ]
+    return markdown_rows(["form", *columns], rows)
+
+
+def feature_ratio(results: Mapping[str, Any]) -> str:
+    r"""Returns AUROC / FPR@95 of scores and heads on the features of one classifier."""
+    metrics, seconds = results["metrics"], results["seconds"]
+    sets = list(next(iter(metrics.values())))
+    rows = [
+        [
+            HEADS[method],
+            "yes" if method in seconds else "no",
+            *(f"{100 * m['auroc']:.2f} / {100 * m['fpr95']:.2f}" for m in row.values()),
+            f"{seconds[method]:.0f} s" if method in seconds else "-",
+        ]
+        for method, row in metrics.items()
+    ]
+    return markdown_rows(["score", "reference", *sets, "head trained in"], rows)
