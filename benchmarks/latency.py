@@ -13,6 +13,7 @@ control times the bare backbone against itself: its interval says what the measu
 - `training`: a whole step, optimiser and averaging included, against the bare forward and backward
   pass of the same images in the same precision.
 - `batch`: the folded ratio's time an image, against that of the smallest batch.
+- `pixels`: its time a pixel, against that of 32x32 images.
 """
 
 import argparse
@@ -43,7 +44,7 @@ from ood_osdre.training import Trainer
 
 RESULTS = Path(__file__).parent / "results" / "latency"
 
-PARTS = ["scoring", "precision", "training", "batch"]
+PARTS = ["scoring", "precision", "training", "batch", "pixels"]
 
 Forward = Callable[[Tensor], Tensor]
 M = TypeVar("M", bound=nn.Module)
@@ -160,18 +161,28 @@ class Bench:
 
     def batch(self) -> Results:
         r"""Times the folded ratio's batches, an image, against the smallest."""
+        size = self.args.batch_size
+        larger = {f"batch {k * size}, an image": self._images(k * size) for k in (2, 4, 8)}
+        return self._per_value(larger)
+
+    def pixels(self) -> Results:
+        r"""Times the folded ratio on larger images, a pixel, against 32x32 ones."""
+        size = self.args.batch_size
+        larger = {f"{s}x{s} images, a pixel": self._images(size, s) for s in (64, 96)}
+        return self._per_value(larger)
+
+    def _per_value(self, larger: dict[str, Tensor]) -> Results:
+        r"""Times larger inputs against the bench's, each by its number of values."""
         folded, results = self._folded(), Results()
-        sizes = [self.args.batch_size * k for k in (1, 2, 4, 8)]
-        small = self._images(sizes[0])
 
         def on(x: Tensor) -> Forward:
             return lambda _: folded.log_ratio(x)
 
         with torch.inference_mode():
-            for size in sizes[1:]:
-                share = sizes[0] / size
-                m, low, high = self._ratio(on(self._images(size)), on(small), cost=4)
-                results[f"batch {size}, an image"] = share * m, share * low, share * high
+            for name, x in larger.items():
+                share = self.x.numel() / x.numel()
+                m, low, high = self._ratio(on(x), on(self.x), cost=4)
+                results[name] = share * m, share * low, share * high
         return results
 
     def memory(self) -> dict[str, float]:
@@ -200,8 +211,8 @@ class Bench:
     def _placed(self, module: M) -> M:
         return module.to(self.device).to(memory_format=torch.channels_last).eval()
 
-    def _images(self, size: int) -> Tensor:
-        x = torch.randn(size, 3, 32, 32, device=self.device)
+    def _images(self, size: int, side: int = 32) -> Tensor:
+        x = torch.randn(size, 3, side, side, device=self.device)
         return x.to(memory_format=torch.channels_last)
 
 

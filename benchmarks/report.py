@@ -23,6 +23,7 @@ import path_terms
 import task_tables
 from scipy import stats
 
+from ood_osdre.errors import UserError
 from ood_osdre.scores import read_scores
 
 HERE = Path(__file__).parent
@@ -138,6 +139,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "joint-score": lambda: bench_tables.joint_score(results_of("joint_score")),
     "density-planar": task_tables.planar,
     "density-images": task_tables.images,
+    "density-tabular": task_tables.tabular,
     "kl": task_tables.divergences,
     "drift": task_tables.drift,
     "mi-gaussian": lambda: task_tables.information("mi/mi-gaussian.json"),
@@ -146,6 +148,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "mi-rivals": lambda: task_tables.information("mi-rivals/mi-gaussian.json"),
     "bmi": task_tables.benchmark_tasks,
     "mi-pathological": task_tables.pathological,
+    "mi-pathological-errors": task_tables.pathological_errors,
     "gradient-snr": lambda: bench_tables.gradient_snr(results_of("gradient_snr")),
 }
 
@@ -170,7 +173,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         old = path.read_text()
         try:
             new = render(old)
-        except (OSError, KeyError) as error:
+        except (OSError, KeyError, UserError) as error:
             print(f"{path.name}: a table cannot be made: {error}", file=sys.stderr)
             return 1
         if new == old:

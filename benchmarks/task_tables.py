@@ -43,6 +43,36 @@ def planar() -> str:
     return markdown_rows(header, rows)
 
 
+def tabular() -> str:
+    r"""Returns likelihoods of tables before and after division by the mass, with its estimates."""
+    files = ("density/density-tabular-whitened.json", "density/density-tabular.json")
+    frame = pd.concat([_read(file) for file in files])
+    # By table, as in the records; within one, the whitened reference first.
+    order = {name: i for i, name in enumerate(frame["table"].unique())}
+    frame = frame.sort_values("table", key=lambda names: names.map(order), kind="stable")
+    rows = [
+        [
+            f"{row['table']} (d = {row['dim']:.0f})",
+            row["p0"],
+            row["method"] if row["kernel"] == "-" else f"{row['method']}, {row['kernel']}",
+            f"{row['evaluations']:.0f}",
+            f"{row['nll']:.2f}",
+            _with_error(row["log_mass"], row["log_mass_error"]),
+            "-" if pd.isna(row["effective"]) else f"{row['effective']:.0f}",
+            _with_error(row["log_mass_ais"], row["log_mass_ais_error"]),
+            f"{row['normalised_nll']:.2f}",
+            f"{row['train_seconds']:.0f}",
+        ]
+        for row in frame.to_dict("records")
+    ]
+    header = ["table", "p0", "method", "NFE", "NLL, as it comes", "log Ẑ", "draws"]
+    return markdown_rows([*header, "log Ẑ, annealed", "normalised NLL", "seconds"], rows)
+
+
+def _with_error(value: float, error: float) -> str:
+    return "-" if pd.isna(value) else f"{value:.2f} ± {error:.2f}"
+
+
 def images() -> str:
     r"""Returns bits per dimension of images, before and after division by the mass."""
     rows = []
@@ -123,11 +153,28 @@ def pathological() -> str:
     return _pivot(_read("mi/mi-pathological.json"), ["task"])
 
 
-def _pivot(frame: pd.DataFrame, keys: list[str]) -> str:
+def pathological_errors() -> str:
+    r"""Returns mean absolute and mean squared errors over all pathological pairs, by method."""
+    frame = _read("mi/mi-pathological.json")
+    errors = frame.groupby(_titles(frame), sort=False)[["mae", "mse"]].mean()
+    rows = [
+        [str(title), f"{row['mae']:.3f}", f"{row['mse']:.2g}"] for title, row in errors.iterrows()
+    ]
+    return markdown_rows(["method", "MAE", "MSE"], rows)
+
+
+def _titles(frame: pd.DataFrame) -> pd.Series:
+    r"""Returns methods with their kernel, where there are several, and NFE, where it is not 1."""
+    titles = frame["method"]
+    if "kernel" in frame:
+        several = frame.groupby("method")["kernel"].transform("nunique") > 1
+        titles = titles.where(~several, titles + ", " + frame["kernel"])
     solver = frame["evaluations"] > 1
-    titles = frame["method"].where(
-        ~solver, frame["method"] + ", NFE " + frame["evaluations"].map(str)
-    )
+    return titles.where(~solver, titles + ", NFE " + frame["evaluations"].map(str))
+
+
+def _pivot(frame: pd.DataFrame, keys: list[str]) -> str:
+    titles = _titles(frame)
     frame = frame.assign(method=titles)
     methods = list(dict.fromkeys(titles))
     rows = []

@@ -9,14 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from numpy.typing import ArrayLike
 from torch import Generator, Tensor
 
 from ood_osdre.config import Config
 from ood_osdre.data import load_digits_benchmark
 from ood_osdre.errors import UserError
 from ood_osdre.experiment import train_run
+from ood_osdre.tasks import tracking
 from ood_osdre.tasks.__main__ import main
 from ood_osdre.tasks.drift import DriftMonitor
+from ood_osdre.tasks.estimators import DrawPairs, RatioFit
 from ood_osdre.tasks.gaussians import SCENARIOS, scenario
 from ood_osdre.tasks.kl import QUADRATIC, KLTracker, Tracked, lag
 
@@ -83,6 +86,65 @@ def test_tracker_starts_from_the_last_step() -> None:
 
     assert len(last.history) == len(first.history) == 20
     assert abs(last.history[0][1] - truth) < abs(first.history[0][1] - truth) / 2
+
+
+@pytest.mark.parametrize("fixed", ["points", "sampler"])
+def test_tracker_of_windows_of_a_stream(fixed: str) -> None:
+    rng = np.random.default_rng(0)
+    reference = rng.normal(3, 2, size=(4000, 4))
+    sampler = (
+        reference if fixed == "points" else lambda n, g: 3 + 2 * torch.randn(n, 4, generator=g)
+    )
+    tracker = KLTracker(4, options=replace(QUADRATIC, steps=150), reference=sampler)
+    for shift, scale in ((0.0, 1.0), (0.5, 1.0), (1.0, 0.8)):
+        window = 3 + 2 * (shift + scale * rng.normal(size=(2000, 4)))
+        tracked = tracker.update(window)
+        truth = 4 * (scale**2 + shift**2 - 1 - math.log(scale**2)) / 2
+        # Within three standard errors of a mean over 500 held-out points, and some for the fit.
+        assert tracked.estimate == pytest.approx(truth, abs=0.25)
+    assert truth == pytest.approx(2.17, abs=0.01)
+    assert tracked.history[-1] == (1.0, pytest.approx(tracked.estimate))
+
+
+def test_tracker_keeps_held_out_points_from_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[set[float], ...]] = []
+
+    def fit(method: str, draw_pairs: DrawPairs, *_: object, **__: object) -> RatioFit:
+        drawn = draw_pairs(20_000, Generator().manual_seed(0))
+        seen.append(tuple(set(x[:, 0].tolist()) for x in drawn))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tracking, "fit_ratio", fit)
+    reference, window = torch.arange(400.0)[:, None], torch.arange(300.0)[:, None]
+    tracker = KLTracker(1, reference=reference)
+    with pytest.raises(KeyboardInterrupt):
+        tracker.update(window)
+    sources = tracker._source("reference", reference), tracker._source("window", window)
+    for drawn, source, points in zip(seen[0], sources, (reference, window), strict=True):
+        held_out = set(source.held_out(Generator())[:, 0].tolist())
+        assert len(held_out) == len(points) / 4
+        assert drawn == set(points[:, 0].tolist()) - held_out
+
+
+@pytest.mark.parametrize(
+    ("window", "message"),
+    [
+        (np.zeros((199, 2)), "window: got 199 points, expected at least 200"),
+        (np.zeros((300, 3)), r"window: got shape \(300, 3\), expected \(N, 2\)"),
+        (np.full((300, 2), np.nan), "window: 300 of 300 points hold NaN"),
+        ([["a", "b"]] * 300, "window: expected numbers"),
+    ],
+)
+def test_tracker_refuses_windows(window: ArrayLike, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        KLTracker(2, reference=np.zeros((200, 2))).update(window)
+
+
+def test_tracker_refuses_references() -> None:
+    with pytest.raises(UserError, match="reference: got 50 points"):
+        KLTracker(2, reference=np.zeros((50, 2)))
+    with pytest.raises(ValueError, match="'reference'"):
+        KLTracker(2).update(np.zeros((300, 2)))
 
 
 @pytest.mark.parametrize(

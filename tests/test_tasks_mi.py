@@ -1,28 +1,37 @@
 r"""Tests for the mutual-information task: truths, transforms, estimates and the command."""
 
+import argparse
 import csv
+import importlib
 import json
 import logging
 import math
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from scipy import integrate, stats
+from scipy import integrate, special, stats
 from torch import Generator
 
 from ood_osdre.bases import KERNELS
 from ood_osdre.errors import UserError
 from ood_osdre.tasks import information
+from ood_osdre.tasks import neighbours as neighbours_module
 from ood_osdre.tasks.__main__ import main
 from ood_osdre.tasks.dependence import FAMILIES, NormalScores, dependence_task
 from ood_osdre.tasks.gaussians import correlated_pairs, correlation_of
-from ood_osdre.tasks.information import DEFAULTS, ksg, mutual_information
-from ood_osdre.tasks.mutual_information import QUADRATIC, Job, estimate
+from ood_osdre.tasks.information import DEFAULTS, mutual_information
+from ood_osdre.tasks.information_jobs import gaussian_jobs, pathological_jobs
+from ood_osdre.tasks.mutual_information import QUADRATIC, Job, add_arguments, estimate
+from ood_osdre.tasks.neighbours import ksg
+
+# The function of its name hides the module from an import of the package's attribute.
+mutual_information_module = importlib.import_module("ood_osdre.tasks.mutual_information")
 
 
 @pytest.mark.parametrize(("dim", "nats"), [(40, 10.0), (160, 40.0), (640, 160.0), (6, 0.5)])
@@ -266,9 +275,132 @@ def test_information_needs_a_level() -> None:
         mutual_information(*gauss(300, 0.5), level=1.0)
 
 
-def test_ksg_takes_scalars_only() -> None:
-    with pytest.raises(ValueError, match="Scalars are expected"):
-        ksg(np.zeros((10, 2)), np.zeros(10))
+@pytest.mark.parametrize("method", ["infonce", "mine", "ksg"])
+def test_information_refuses_critics_that_are_no_log_ratios(method: str) -> None:
+    allowed = "expected one that estimates a log-ratio: os-dre,.* nwj"
+    with pytest.raises(UserError, match=f"method: got '{method}', {allowed}") as caught:
+        mutual_information(*gauss(300, 0.5), method)
+    assert "infonce" not in str(caught.value).split(":", 2)[2]
+
+
+def test_ksg_of_vectors() -> None:
+    # Two pairs of coordinates with correlation 0.7 and 0.4, the second turned within x.
+    rng = np.random.default_rng(0)
+    x, z = rng.normal(size=(2, 4000, 2))
+    rho = np.array([0.7, 0.4])
+    y = rho * x + np.sqrt(1 - rho**2) * z
+    turn = np.array([[0.8, -0.6], [0.6, 0.8]])
+    truth = -0.5 * np.log1p(-(rho**2)).sum()
+
+    assert truth == pytest.approx(0.424, abs=1e-3)
+    assert ksg(x @ turn, y) == pytest.approx(truth, abs=0.04)
+    # The scale of a column is none of its business, nor is a column that does not vary.
+    assert ksg(x * [1e3, 1e-3], y) == pytest.approx(ksg(x, y), abs=1e-3)
+    constant = np.column_stack([x[:, 0], np.full(4000, 7.0)])
+    assert ksg(constant, y[:, :1]) == pytest.approx(ksg(x[:, 0], y[:, 0]), abs=1e-6)
+    # Independent variables have none, and the estimate is never negative.
+    assert 0 <= ksg(x, z) < 0.03
+
+
+@pytest.mark.parametrize("neighbours", [1, 3, 10])
+def test_ksg_of_vectors_is_that_of_scalars(neighbours: int) -> None:
+    x, y = (v[:, None] for v in gauss(1500, 0.8))
+    assert neighbours_module._several(x, y, neighbours) == pytest.approx(
+        ksg(x, y, neighbours), abs=1e-6
+    )
+
+
+def test_ksg_by_its_formula() -> None:
+    # Every distance, by brute force.
+    rng = np.random.default_rng(1)
+    x, y = rng.normal(size=(60, 2)), rng.normal(size=(60, 3))
+    y[:, :2] += 2 * x
+    a, b = (
+        np.abs(v[:, None] - v[None]).max(axis=2) for v in (x / x.std(axis=0), y / y.std(axis=0))
+    )
+    eps = np.sort(np.maximum(a, b), axis=1)[:, 4, None]
+    counts = [(d < eps).sum(axis=1) for d in (a, b)]  # the point itself is the + 1
+    psi = special.digamma
+    expected = psi(4) + psi(60) - sum(psi(c).mean() for c in counts)
+    assert expected > 0.3
+    assert ksg(x, y, 4) == pytest.approx(expected, abs=1e-9)
+
+
+def test_ksg_refuses() -> None:
+    with pytest.raises(ValueError, match="'x' should have shape"):
+        ksg(np.zeros((10, 2, 2)), np.zeros(10))
+    with pytest.raises(ValueError, match="got 10 and 9 rows and 3"):
+        ksg(np.zeros((10, 2)), np.zeros(9))
+    with pytest.raises(ValueError, match="got 3 and 3 rows and 3"):
+        ksg(np.zeros((3, 2)), np.zeros(3))
+
+
+def parsed(*arguments: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return parser.parse_args(arguments)
+
+
+def test_default_of_the_gaussian_suite_takes_minutes() -> None:
+    jobs = gaussian_jobs(parsed())
+    fits = Counter((j.dim, j.method, j.options.backbone) for j in jobs)
+    rivals = dict.fromkeys(("dre-inf", "d3re", "logistic", "nwj", "infonce"), 1)
+    quadratic = {"os-dre": len(KERNELS), **rivals}
+
+    expected = {(d, m, "block_quadratic"): n for d in (40, 160) for m, n in quadratic.items()}
+    assert fits == expected | {(d, "os-dre", "mlp"): 1 for d in (40, 160)}
+    assert {j.options.seed for j in jobs} == {0}
+    assert {j.options.kernel for j in jobs if j.options.backbone == "mlp"} == {"rq"}
+
+
+def test_full_gaussian_suite_is_the_whole_grid() -> None:
+    jobs = gaussian_jobs(parsed("--full"))
+
+    assert {j.dim for j in jobs} == {40, 80, 120, 160, 320, 640}
+    assert {j.options.seed for j in jobs} == {0, 1, 2}
+    # Per dimension and seed, four kernels and five rivals on the one, six methods on the other.
+    assert len(jobs) == 6 * 3 * (4 + 5 + 6)
+
+
+def test_given_options_of_the_gaussian_suite_win() -> None:
+    given = "--methods os-dre --backbones block_quadratic --dims 40 80 120 160 --seeds 3"
+    jobs = gaussian_jobs(parsed(*given.split()))
+    assert len(jobs) == 4 * 3 * len(KERNELS)
+    given = "--methods nwj os-dre --backbones mlp --dims 40 --kernels imq rq"
+    jobs = gaussian_jobs(parsed(*given.split()))
+    assert [(j.method, j.options.kernel) for j in jobs] == [("nwj", "imq"), ("os-dre", "imq")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kernels"),
+    [
+        ("", ["rq"]),
+        ("--kernels imq gaussian", ["imq", "gaussian"]),
+        ("--full --seeds 1", list(KERNELS)),
+    ],
+)
+def test_pathological_suite_has_the_kernels_asked_for(arguments: str, kernels: list[str]) -> None:
+    methods = "--methods os-dre os-dre-logistic mine ksg"
+    jobs = pathological_jobs(parsed(*arguments.split(), *methods.split()))
+    own = [j for j in jobs if (j.family, j.level) == ("gauss", 0.9)]
+    found = [(j.method, j.options.kernel) for j in own if j.method.startswith("os-dre")]
+
+    assert found == [(m, k) for m in ("os-dre", "os-dre-logistic") for k in kernels]
+    assert Counter(j.method for j in own)["mine"] == Counter(j.method for j in own)["ksg"] == 1
+
+
+def test_command_with_nearest_neighbours_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mutual_information_module, "KSG_POINTS", 200)
+    # Of all suites the one that has fits is run, the other left out.
+    for suite in ("pathological", "all"):
+        out = tmp_path / suite
+        arguments = ["mi", "--suite", suite, "--methods", "ksg", "--quiet", "--out", str(out)]
+        assert main(arguments) == 0
+        assert (out / "mi-pathological.png").stat().st_size > 1000
+        assert not (out / "mi-gaussian.md").exists()
+    assert "| gauss-0.9 | KSG |" in capsys.readouterr().out
 
 
 def test_command_writes_table_plot_and_record(
@@ -296,6 +428,10 @@ def test_command_writes_table_plot_and_record(
     [
         (["mi", "--methods", "osdre"], "error: --methods: got 'osdre'"),
         (["mi", "--suite", "gaussian", "--dims", "41"], "error: --dims: got 41"),
+        (
+            ["mi", "--suite", "gaussian", "--methods", "ksg"],
+            "error: --suite gaussian: no fits for",
+        ),
     ],
 )
 def test_command_says_what_is_wrong(

@@ -8,7 +8,7 @@ distribution :math:`q`,
 the *divergence difference*: how much closer the stream is to the ID data than to the reference. At
 :math:`q = p_1` it is :math:`\mathrm{KL}(p_1 \| p_0)`, and it falls as the stream drifts away from
 the ID data. It is not the divergence of the stream from anything; estimating *that* takes a ratio
-that is refitted to the stream, see :mod:`ood_osdre.tasks.kl`.
+that is refitted to the stream, see :class:`ood_osdre.tasks.tracking.KLTracker`.
 
 **When to raise an alarm.** As long as stream and calibration scores are exchangeable, the rank of
 each new score among all scores so far, with ties broken at random, gives p-values that are

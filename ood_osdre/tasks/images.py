@@ -9,7 +9,8 @@ so the bits per dimension of the density :math:`p` bound those of the discrete i
 :math:`p` integrates to one. The levels are mapped to :math:`z = L^{-1} (y - m)`, with the mean and
 covariance :math:`L L^\top` of the training images; :math:`\log p(y) = \log r(z) + \log p_0(z) - \log
 |L|` in nats, per pixel of :math:`d` and in bits that is :math:`/ (d \log 2)`. The total mass is
-estimated by annealed importance sampling.
+estimated by annealed importance sampling, which finds too little of it sooner than too much: with
+that mass the bits are optimistic, and bound nothing.
 
 `digits` are scikit-learn's handwritten digits, 8x8 pixels of 17 levels, averages of finer bitmaps.
 `mnist` (28x28) and `cifar10` (32x32, three channels) are read from a data root in OpenOOD's layout,
@@ -46,7 +47,7 @@ NAMES = ("os-dre-likelihood", "os-dre", "direct-likelihood")
 # Lists of a data root and the channels of their files; of the ID list the training images are read.
 FILES = {"mnist": ("cifar10/test_mnist.txt", "L"), "cifar10": ("cifar10/train_cifar10.txt", "RGB")}
 SETS = ("digits", *FILES)
-# Of many images so many, evenly spaced: their covariance takes gigabytes and minutes otherwise.
+# Of many images so many, at random: their covariance takes gigabytes and minutes otherwise.
 MOST = 20_000
 
 

@@ -8,7 +8,7 @@ which changes nothing and takes heavy tails away. The ratio is cross-fitted: eve
 by a model that has not seen it.
 """
 
-__all__ = ["Information", "ksg", "mutual_information"]
+__all__ = ["Information", "mutual_information"]
 
 import logging
 import math
@@ -18,12 +18,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from sklearn.feature_selection import mutual_info_regression
 from torch import Generator, Tensor
 
 from ..errors import UserError
 from .dependence import NormalScores
-from .estimators import DrawPairs, FitOptions, fit_ratio
+from .estimators import METHODS, DrawPairs, FitOptions, fit_ratio
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +76,7 @@ def mutual_information(
         x: The first variable, numbers with shape :math:`(n)` or :math:`(n, d_x)`.
         y: The second variable, numbers with shape :math:`(n)` or :math:`(n, d_y)`.
         method: One of the keys of :data:`ood_osdre.tasks.estimators.METHODS` that estimates a
-            log-ratio.
+            log-ratio: neither InfoNCE nor MINE, whose critic is one only up to a constant.
         options: How the ratio is fitted.
         level: The level of the interval.
         progress: Whether to show progress bars.
@@ -86,8 +85,8 @@ def mutual_information(
         The estimate and its interval.
 
     Raises:
-        UserError: If there are fewer than 200 rows, `x` and `y` do not match, or a value is NaN
-            or infinite.
+        UserError: If the method is unknown or estimates no log-ratio, there are fewer than 200
+            rows, `x` and `y` do not match, or a value is NaN or infinite.
 
     References:
         | Formal Limitations on the Measurement of Mutual Information (McAllester and Stratos, 2020)
@@ -95,6 +94,12 @@ def mutual_information(
     """
     if not 0 < level < 1:
         raise ValueError(f"'level' should be in (0, 1), got {level}.")
+    # The mean of a critic that is the log-ratio up to a constant is no divergence. NWJ's is exact.
+    known = [name for name, m in METHODS.items() if m.bound in ("mean", "nwj")]
+    if method not in known:
+        raise UserError(
+            f"method: got {method!r}, expected one that estimates a log-ratio: {', '.join(known)}."
+        )
     first, second = _columns("x", x), _columns("y", y)
     n = len(first)
     if len(second) != n:
@@ -121,30 +126,6 @@ def mutual_information(
             *(result.nats, result.supported, n),
         )
     return result
-
-
-def ksg(x: ArrayLike, y: ArrayLike, neighbours: int = 3) -> float:
-    r"""Estimates the mutual information of two scalars from nearest neighbours.
-
-    Arguments:
-        x: The first variable, with shape :math:`(n)` or :math:`(n, 1)`.
-        y: The second variable, with shape :math:`(n)` or :math:`(n, 1)`.
-        neighbours: The number of neighbours.
-
-    Returns:
-        The estimate, in nats, never negative.
-
-    References:
-        | Estimating Mutual Information (Kraskov et al., 2004)
-        | https://arxiv.org/abs/cond-mat/0305641
-    """
-    first, second = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
-    if first.size != len(first) or second.size != len(second):
-        raise ValueError(f"Scalars are expected, got {first.shape} and {second.shape}.")
-    values = mutual_info_regression(
-        first.reshape(-1, 1), second.ravel(), n_neighbors=neighbours, random_state=0
-    )
-    return float(values[0])
 
 
 def _columns(name: str, values: ArrayLike) -> NDArray[np.float64]:

@@ -12,13 +12,13 @@ The scenarios are those of :mod:`ood_osdre.tasks.gaussians`. A last table is abo
 takes after a change, and how often it comes without one.
 """
 
-__all__ = ["KLTracker", "Tracked", "add_arguments", "run"]
+__all__ = ["QUADRATIC", "KLTracker", "Tracked", "add_arguments", "lag", "run"]
 
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ import torch
 from ..data.batches import step_generator
 from ..errors import UserError
 from .drift import DriftMonitor
-from .estimators import METHODS, DrawPairs, FitOptions, RatioFit, divergence, fit_ratio
+from .estimators import METHODS, FitOptions, fit_ratio
 from .gaussians import SCENARIOS, scenario
 from .reports import (
     Row,
@@ -37,81 +37,17 @@ from .reports import (
     summarise,
     write_report,
 )
+from .tracking import QUADRATIC, TEST, KLTracker, Tracked
 
 Backbone: TypeAlias = Literal["mlp", "quadratic", "block_quadratic"]
 
-# The stream of held-out points, apart from those of training.
-TEST = 100
-HELD_OUT = 50_000
-WATCHED = 1_000
 # An estimate is within tolerance by either of the two.
 RELATIVE, ABSOLUTE = 0.05, 0.3
 
-QUADRATIC = FitOptions(backbone="block_quadratic", block=1, lr=0.3, steps=400)
 PERCEPTRON = FitOptions(features=128, depth=2, lr=1e-3, steps=400)
 # Peak learning rates on quadratic features, each the best of a grid on a seed of its own.
 RATES = {"dre-inf": 1e-2, "d3re": 1e-2, "logistic": 0.03, "nwj": 0.01}
 METHOD_NAMES = ("os-dre", "dre-inf", "d3re", "logistic", "nwj")
-
-
-class Tracked(NamedTuple):
-    r"""A divergence at a step of a stream.
-
-    Attributes:
-        estimate: The divergence, in nats.
-        history: The share of the updates and the estimate, on the way.
-        seconds: The training time of the step.
-    """
-
-    estimate: float
-    history: list[tuple[float, float]]
-    seconds: float
-
-
-class KLTracker:
-    r"""Tracks :math:`\mathrm{KL}(p_t \| p_0)` by refitting a ratio from step to step.
-
-    Arguments:
-        dim: The dimension :math:`d`.
-        method: One of the keys of :data:`ood_osdre.tasks.estimators.METHODS`.
-        options: How the ratio is fitted at every step; seeds count up from theirs.
-
-    Example:
-        >>> tracker = KLTracker(2, options=FitOptions(steps=20, backbone="quadratic"))
-        >>> step = tracker.update(scenario("linear_drift", 2, 1.0).draw_pairs)
-        >>> len(step.history)
-        20
-    """
-
-    def __init__(
-        self, dim: int, method: str = "os-dre", options: FitOptions | None = None
-    ) -> None:
-        self.dim, self.method = dim, method
-        self.options = QUADRATIC if options is None else options
-        self.fit: RatioFit | None = None
-        self.steps = 0
-
-    def update(self, draw_pairs: DrawPairs) -> Tracked:
-        r"""Refits to the current distribution and estimates its divergence on new points.
-
-        Arguments:
-            draw_pairs: Draws points of :math:`p_0` and of :math:`p_t`, see
-                :func:`ood_osdre.tasks.estimators.fit_ratio`.
-        """
-        options = replace(self.options, seed=self.options.seed + self.steps)
-        generator = step_generator(options.seed, TEST, 0, options.device)
-        few = draw_pairs(WATCHED, generator)
-
-        def watch(fit: RatioFit) -> dict[str, float]:
-            return {"estimate": divergence(fit, *few)}
-
-        self.fit = fit_ratio(
-            self.method, draw_pairs, self.dim, options, initial=self.fit, watch=watch
-        )
-        self.steps += 1
-        value = divergence(self.fit, *draw_pairs(HELD_OUT, generator))
-        history = [(h["step"] / options.steps, h["estimate"]) for h in self.fit.history]
-        return Tracked(value, history, self.fit.seconds)
 
 
 @dataclass(frozen=True)

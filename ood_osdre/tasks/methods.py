@@ -3,6 +3,13 @@ r"""The ways to estimate a density ratio on vectors: models, objectives and thei
 All methods of a comparison have the same backbone and differ in what the title of the row says:
 the objective, and whether the time is in a temporal basis (one step), in the network (a solver)
 or nowhere (direct).
+
+The objectives of `os-dre` and `dre-inf` are not the same one. Both start from the squared error of
+the marginal time score and have its minimiser, but `os-dre` trains
+:class:`ood_osdre.objectives.PathDifference`, a central difference along the path (hence its
+minimiser up to the error of the difference), and `dre-inf` time score matching, with the score's
+time derivative by automatic differentiation. `os-dre-tsm` shares the objective of `dre-inf`, with the
+derivative in closed form.
 """
 
 __all__ = ["METHODS", "Context", "FitOptions", "Method"]

@@ -13,14 +13,12 @@ in closed form:
 Estimates are expectations over held-out points, at least :math:`10^5` for the Gaussians.
 """
 
-__all__ = ["add_arguments", "mutual_information", "run"]
+__all__ = ["QUADRATIC", "Job", "add_arguments", "estimate", "mutual_information", "run"]
 
 import argparse
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, TypeAlias
 
 import torch
 
@@ -28,9 +26,11 @@ from ..bases import KERNELS
 from ..data.batches import step_generator
 from ..errors import UserError
 from .dependence import NormalScores, dependence_task
-from .estimators import METHODS, DrawPairs, FitOptions, divergence, fit_ratio
+from .estimators import METHODS, DrawPairs, divergence, fit_ratio
 from .gaussians import correlated_pairs
-from .information import ksg, mutual_information
+from .information import mutual_information
+from .information_jobs import JOBS, QUADRATIC, Job
+from .neighbours import ksg
 from .reports import (
     Row,
     add_common_arguments,
@@ -41,55 +41,10 @@ from .reports import (
     write_report,
 )
 
-Backbone: TypeAlias = Literal["mlp", "quadratic", "block_quadratic"]
-
 # The stream of held-out points, apart from those of training.
 TEST = 100
 
-# Dimensions and mutual information of the Gaussian tasks.
-GAUSSIANS = ((40, 10.0), (80, 20.0), (120, 30.0), (160, 40.0))
-LARGE = ((320, 80.0), (640, 160.0))
-# A thin floor: both ends are full-dimensional Gaussians, so that nothing diverges without one.
-QUADRATIC = FitOptions(
-    backbone="block_quadratic", standardise="whiten", lr=1.0, steps=2000, batch_size=512, eps=1e-4
-)
-# Stochastic gradients on as many coefficients as there are features times atoms: the error falls
-# with the number of steps, and needs more of them than in proportion to the dimension.
-LARGE_STEPS = {320: 4000, 640: 12_000}
-# Peak learning rates on quadratic features, each the best of a grid on a seed of its own.
-RATES = {"dre-inf": 3e-3, "d3re": 3e-3, "logistic": 0.03, "nwj": 0.01, "infonce": 0.03}
-PERCEPTRON = FitOptions(features=256, depth=3, lr=2e-3, standardise="whiten", steps=2000)
-
-SCALARS = FitOptions(features=64, depth=3, lr=2e-3, steps=1000, batch_size=512, eps=1e-4)
-LEVELS = {
-    "gauss": (0.0, 0.5, 0.9),
-    "half-cube": (0.5, 0.9),
-    "asinh": (0.5, 0.9),
-    "additive-noise": (0.2, 0.9),
-    "gamma-exp": (0.5, 1.8),
-}
-FULL_LEVELS = {
-    "gauss": (0.0, 0.2, 0.4, 0.6, 0.8, 0.9, 0.95),
-    "half-cube": (0.2, 0.4, 0.6, 0.8, 0.9),
-    "half-cube-both": (0.2, 0.4, 0.6, 0.8, 0.9),
-    "asinh": (0.2, 0.4, 0.6, 0.8, 0.9),
-    "additive-noise": (0.1, 0.2, 0.4, 0.6, 0.9),
-    "gamma-exp": (0.5, 1.0, 1.8, 3.0, 5.0),
-}
-SCALAR_METHODS = ("os-dre", "os-dre-logistic", "logistic", "nwj", "infonce", "mine", "ksg")
 KSG_POINTS = 5000
-
-
-@dataclass(frozen=True)
-class Job:
-    r"""One fit: of `gaussian-pairs` (`dim`, `level` nats) or of a family of scalars at a level."""
-
-    family: str
-    dim: int
-    level: float
-    method: str
-    options: FitOptions
-    held_out: int
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -98,27 +53,45 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--suite", choices=("gaussian", "pathological", "all"), default="all")
     add("--methods", nargs="+", metavar="NAME", help="rows, in place of the default ones")
-    add("--dims", nargs="+", type=int, metavar="D", help="dimensions of the Gaussian tasks")
+    add(
+        "--dims",
+        nargs="+",
+        type=int,
+        metavar="D",
+        help="dimensions of the Gaussian tasks (default: 40 160; with --full all, up to 640)",
+    )
     add(
         "--backbones",
         nargs="+",
         choices=("mlp", "quadratic", "block_quadratic"),
-        default=["block_quadratic", "mlp"],
-        help="features for the Gaussian tasks (default: block_quadratic mlp)",
+        help="features for the Gaussian tasks (default: block_quadratic, and mlp for os-dre; "
+        "with --full both for all)",
     )
-    add("--kernels", nargs="+", choices=tuple(KERNELS), default=list(KERNELS))
+    add(
+        "--kernels",
+        nargs="+",
+        choices=tuple(KERNELS),
+        help="temporal kernels (default: all for Gaussian tasks on quadratic features, else rq; "
+        "with --full all for pathological ones, too)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     r"""Runs the suites, prints their tables and writes them.
 
     Raises:
-        UserError: If a method or dimension is unknown.
+        UserError: If a method or dimension is unknown, or nothing is left to fit.
     """
     refuse_unknown("--methods", args.methods or (), (*METHODS, "ksg"))
-    suites = ("gaussian", "pathological") if args.suite == "all" else (args.suite,)
-    for suite in suites:
-        jobs = gaussian_jobs(args) if suite == "gaussian" else pathological_jobs(args)
+    suites = JOBS if args.suite == "all" else (args.suite,)
+    # All are listed before the first one runs: a slip should not surface after minutes.
+    plan = {suite: jobs for suite in suites if (jobs := JOBS[suite](args))}
+    if not plan:
+        raise UserError(
+            f"--suite {args.suite}: no fits for --methods {' '.join(args.methods or ())}, "
+            "expected some besides ksg, which is for pathological pairs."
+        )
+    for suite, jobs in plan.items():
         rows = run_jobs(estimate, jobs, args.jobs, not args.quiet)
         keys = ["task", "method", "kernel", "features", "evaluations"]
         table = summarise(rows, keys)
@@ -142,63 +115,6 @@ NOTES = {
     "pathological": "All see normal scores of the coordinates. KSG sees "
     f"{KSG_POINTS} points, once; the others train on fresh draws.",
 }
-
-
-def gaussian_jobs(args: argparse.Namespace) -> list[Job]:
-    r"""Lists the fits of the Gaussian suite."""
-    known = dict(GAUSSIANS + LARGE)
-    dims = args.dims or list(known if args.full else dict(GAUSSIANS))
-    unknown = [d for d in dims if d not in known]
-    if unknown:
-        raise UserError(
-            f"--dims: got {unknown[0]}, expected some of {', '.join(map(str, known))}."
-        )
-    seeds = args.seeds or 3
-    methods = args.methods or ["os-dre", "dre-inf", "d3re", "logistic", "nwj", "infonce"]
-    jobs = []
-    for dim in dims:
-        for backbone in args.backbones:
-            for method in (m for m in methods if m != "ksg"):
-                kernels = args.kernels if METHODS[method].kernel else [None]
-                # An MLP says nothing about kernels that the features that can fit do not.
-                for kernel in kernels[:1] if backbone == "mlp" else kernels:
-                    for seed in range(args.seed, args.seed + seeds):
-                        options = _gaussian_options(args, method, backbone, dim)
-                        options = replace(options, seed=seed, kernel=kernel or "rq")
-                        jobs.append(
-                            Job("gaussian-pairs", dim, known[dim], method, options, 100_000)
-                        )
-    return jobs
-
-
-def _gaussian_options(
-    args: argparse.Namespace, method: str, backbone: Backbone, dim: int
-) -> FitOptions:
-    if backbone == "mlp":
-        base = replace(PERCEPTRON, steps=20_000) if args.full else PERCEPTRON
-    else:
-        rate, steps = RATES.get(method, QUADRATIC.lr), LARGE_STEPS.get(dim, QUADRATIC.steps)
-        base = replace(QUADRATIC, backbone=backbone, lr=rate, steps=steps)
-    return _common(args, base)
-
-
-def pathological_jobs(args: argparse.Namespace) -> list[Job]:
-    r"""Lists the fits of the pathological suite."""
-    seeds = args.seeds or (5 if args.full else 1)
-    methods = args.methods or [*SCALAR_METHODS, *(["dre-inf", "d3re"] if args.full else [])]
-    options = _common(args, replace(SCALARS, steps=4000) if args.full else SCALARS)
-    return [
-        Job(family, 2, level, method, replace(options, seed=seed), 20_000)
-        for family, levels in (FULL_LEVELS if args.full else LEVELS).items()
-        for level in levels
-        for method in methods
-        for seed in range(args.seed, args.seed + seeds)
-    ]
-
-
-def _common(args: argparse.Namespace, options: FitOptions) -> FitOptions:
-    options = replace(options, device=args.device, lr=args.lr or options.lr)
-    return replace(options, steps=args.steps) if args.steps else options
 
 
 def estimate(job: Job) -> list[Row]:
@@ -264,7 +180,8 @@ def plot(path: Path, title: str, table: Sequence[Row]) -> None:
 
     from ..files import atomic_path
 
-    kinds = sorted({row["features"] for row in table} - {"-"})
+    # Nearest neighbours have no features; they are in every panel, or in one of their own.
+    kinds = sorted({row["features"] for row in table} - {"-"}) or ["-"]
     figure = Figure(figsize=(0.6 + 4.2 * len(kinds), 3.8), layout="constrained")
     figure.suptitle(title)
     for ax, kind in zip(figure.subplots(1, len(kinds), squeeze=False)[0], kinds, strict=True):
@@ -283,7 +200,7 @@ def plot(path: Path, title: str, table: Sequence[Row]) -> None:
                 alpha=0.7,
                 label=name,
             )
-        ax.set_title(kind)
+        ax.set_title("" if kind == "-" else kind)
         ax.set_xlabel("truth (nats)")
         ax.set_ylabel("estimate (nats)")
         ax.legend(fontsize=7, frameon=False)
