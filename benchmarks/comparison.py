@@ -167,6 +167,7 @@ def nfe_plot(frame: pd.DataFrame, path: Path) -> None:
                         color=STROKES[i % len(STROKES)][0], label=str(name),
                     )  # fmt: skip
                 ax.set_xscale("log")
+                ax.xaxis.set_major_formatter("{x:g}")
                 ax.set_ylabel(f"{metric} (%)")
                 if metric == "far AUROC":
                     ax.set_xlabel(label)

@@ -23,7 +23,8 @@ import path_terms
 import task_tables
 from scipy import stats
 
-from ood_osdre.errors import UserError
+from ood_osdre.errors import UserError, one_line
+from ood_osdre.files import write_text_atomic
 from ood_osdre.scores import read_scores
 
 HERE = Path(__file__).parent
@@ -154,8 +155,24 @@ TABLES: dict[str, Callable[[], str]] = {
 
 
 def render(page: str) -> str:
-    r"""Returns a page with its tables generated anew."""
-    return BLOCK.sub(lambda m: f"{m[1]}{TABLES[m['name']]()}{m[3]}", page)
+    r"""Returns a page with its tables generated anew.
+
+    Raises:
+        UserError: If a table is not known, not closed, or cannot be made from its record.
+    """
+    if page.count("<!-- table:") != page.count("<!-- end -->"):
+        raise UserError("a table is not closed, expected <!-- end --> after each")
+    return BLOCK.sub(lambda m: f"{m[1]}{_table(m['name'])}{m[3]}", page)
+
+
+def _table(name: str) -> str:
+    if name not in TABLES:
+        raise UserError(f"{name}: no such table, expected one of {', '.join(TABLES)}")
+    try:
+        return TABLES[name]()
+    # What reading a record raises that is absent, cut short, or another benchmark's.
+    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        raise UserError(f"{name}: {type(error).__name__}: {one_line(error, 200)}") from error
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -173,7 +190,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         old = path.read_text()
         try:
             new = render(old)
-        except (OSError, KeyError, UserError) as error:
+        except UserError as error:
             print(f"{path.name}: a table cannot be made: {error}", file=sys.stderr)
             return 1
         if new == old:
@@ -182,7 +199,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{path.name}: a table does not match the run records", file=sys.stderr)
             status = 1
         else:
-            path.write_text(new)
+            write_text_atomic(path, new)
             print(f"{path.name}: rewritten")
     return status
 
