@@ -63,7 +63,9 @@ def score_images(
     scorer.eval()
     scores, classes = [], []
     rows = distributed.share(len(images))
-    for start in range(rows.start, rows.stop, batch_size):
+    # A process without rows, of a set smaller than their number, takes an empty batch: the others
+    # wait for what it gathers.
+    for start in range(rows.start, rows.stop, batch_size) or (rows.start,):
         stop = min(start + batch_size, rows.stop)
         batch = torch.as_tensor(np.ascontiguousarray(images[start:stop]))
         h = scorer.coefficients(preprocess(batch))

@@ -2,6 +2,7 @@ r"""Tests for the ood_osdre.evaluation and experiment modules, at small size."""
 
 import csv
 import json
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -68,6 +69,46 @@ def test_scores_are_log_ratios_in_the_order_of_the_images() -> None:
     np.testing.assert_allclose(scores, expected, rtol=1e-5, atol=1e-6)
     assert predicted is not None
     assert predicted.tolist() == (expected > 0).astype(int).tolist()
+
+
+def test_a_process_without_rows_takes_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ood_osdre.distributed.share", lambda size: slice(size, size))
+    ratio = build_ratio(Config.from_mapping(SMALL), classes=5)
+    images = np.zeros((2, 32, 32, 3), dtype=np.uint8)
+    scores, predicted = score_images(ratio, images, PREPROCESS)
+    assert scores.shape == (0,)
+    assert predicted is not None
+    assert predicted.shape == (0,)
+
+
+def test_memory_of_scoring_is_flat_in_the_size_of_the_set() -> None:
+    class Made:
+        r"""Images that exist only where they are looked at."""
+
+        def __init__(self, count: int) -> None:
+            self.shape, self.taken = (count, 4, 4, 3), 0
+
+        def __len__(self) -> int:
+            return self.shape[0]
+
+        def __getitem__(self, rows: slice) -> np.ndarray:
+            count = len(range(*rows.indices(len(self))))
+            self.taken = max(self.taken, count)
+            return np.zeros((count, 4, 4, 3), dtype=np.uint8)
+
+    def peak(count: int) -> int:
+        ratio, images = brightness(), Made(count)
+        tracemalloc.start()
+        scores, _ = score_images(ratio, images, PREPROCESS, batch_size=64)  # type: ignore[arg-type]
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert len(scores) == count
+        assert images.taken == 64
+        return peak
+
+    peak(64)  # whatever is imported or compiled on first use
+    # The scores themselves are 4 bytes an image, their parts a small object a batch.
+    assert peak(64 * 80) - peak(64 * 10) < 64 * 70 * 24
 
 
 def test_validation_matches_the_metrics_and_never_sees_test_sets(digits: BenchmarkData) -> None:
