@@ -9,8 +9,11 @@ next to the truth in nats, and next to KSG's. Both take normal scores of the coo
 
 import argparse
 import json
+import math
 import sys
 import time
+import zipfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,16 +26,26 @@ from tqdm import tqdm
 
 from ood_osdre.errors import UserError, exit_status, one_line
 from ood_osdre.tasks.dependence import NormalScores
-from ood_osdre.tasks.information import DEFAULTS, mutual_information
+from ood_osdre.tasks.estimators import FitOptions
+from ood_osdre.tasks.information import (
+    DEFAULTS,
+    LEAST_ROWS,
+    check_method,
+    check_variables,
+    mutual_information,
+)
 from ood_osdre.tasks.neighbours import ksg
 from ood_osdre.tasks.reports import Row, announce, write_report
 
+# What a file that is damaged, or no sample, is known to raise.
+DAMAGE = (OSError, EOFError, KeyError, ValueError, TypeError, zipfile.BadZipFile, zlib.error)
 
-def score(path: Path, method: str, rows: int | None, steps: int) -> Row:
+
+def score(path: Path, method: str, rows: int | None, options: FitOptions) -> Row:
     r"""Returns the row of one task."""
     x, y, truth = read(path, rows)
     started = time.monotonic()
-    result = mutual_information(x, y, method, replace(DEFAULTS, steps=steps))
+    result = mutual_information(x, y, method, options)
     seconds = time.monotonic() - started
     return {
         "task": path.stem,
@@ -49,12 +62,27 @@ def score(path: Path, method: str, rows: int | None, steps: int) -> Row:
 
 
 def read(path: Path, rows: int | None) -> tuple[NDArray[Any], NDArray[Any], float]:
-    r"""Returns the first rows of both variables of a sample, and the truth."""
+    r"""Returns the first rows of both variables of a sample, and the truth, all of them checked."""
     try:
-        with np.load(path) as archive:
-            return archive["x"][:rows], archive["y"][:rows], float(archive["truth"])
-    except (OSError, KeyError, ValueError) as error:
+        with path.open("rb") as file:
+            archive = np.load(file)
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise TypeError("one array, not an archive")
+            x, y, truth = archive["x"], archive["y"], archive["truth"]
+    except DAMAGE as error:
         raise UserError(f"{path}: no sample of a task: {one_line(error)}.") from None
+    if x.ndim != 2 or y.ndim != 2:
+        raise UserError(f"{path}: x and y have shapes {x.shape} and {y.shape}, expected (n, d).")
+    if truth.shape or truth.dtype.kind not in "fiu" or not math.isfinite(truth):
+        raise UserError(f"{path}: truth: got {one_line(ValueError(truth))}, expected one number.")
+    if rows is not None and rows > min(len(x), len(y)):
+        raise UserError(f"{path}: {len(x)} rows, expected the {rows} that are asked for.")
+    x, y = x[:rows], y[:rows]
+    try:
+        check_variables(x, y)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    return x, y, float(truth)
 
 
 def neighbours(x: NDArray[Any], y: NDArray[Any]) -> float:
@@ -68,11 +96,14 @@ def add_ksg(record: Path, samples: Path) -> tuple[list[Row], dict[str, Any]]:
     try:
         old = json.loads(record.read_text())
         table, config, commit = old["results"]["table"], old["config"], old["commit"]
-    except (OSError, KeyError, ValueError) as error:
+        asked = [(samples / f"{row['task']}.npz", int(row["rows"])) for row in table]
+        config = {**config, "estimates_of": commit}
+    except (OSError, KeyError, ValueError, TypeError) as error:
         raise UserError(f"{record}: no record of scores: {one_line(error)}.") from None
-    for row in table:
-        row["ksg"] = neighbours(*read(samples / f"{row['task']}.npz", row["rows"])[:2])
-    return table, {**config, "estimates_of": commit}
+    variables = [read(*arguments)[:2] for arguments in asked]
+    for row, pair in zip(table, variables, strict=True):
+        row["ksg"] = neighbours(*pair)
+    return table, config
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -101,8 +132,14 @@ def run(args: argparse.Namespace) -> int:
     if args.add_ksg is not None:
         table, config = add_ksg(args.add_ksg, args.samples)
     else:
+        check_method(args.method)
+        options = replace(DEFAULTS, steps=args.steps)
+        if args.rows is not None and args.rows < LEAST_ROWS:
+            raise UserError(f"--rows: got {args.rows}, expected at least {LEAST_ROWS}.")
+        for path in paths:
+            read(path, args.rows)  # what is wrong with the last is said before the first is fitted
         bar = tqdm(paths, disable=args.quiet, unit="task")
-        table = [score(path, args.method, args.rows, args.steps) for path in bar]
+        table = [score(path, args.method, args.rows, options) for path in bar]
         config = {"method": args.method, "rows": args.rows, "steps": args.steps}
     title = "The tasks of benchmark-mi (nats)"
     announce(write_report(args.out, "bmi", title, table, [], config), args.out)

@@ -28,6 +28,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     outer.add_argument("task", choices=tuple(TASKS), metavar="TASK")
     task = outer.parse_args(arguments[:1]).task
 
+    return exit_status(lambda: _run(task, arguments[1:]))
+
+
+def _run(task: str, arguments: Sequence[str]) -> int:
     module = importlib.import_module(f".{TASKS[task][0]}", __package__)
     inner = argparse.ArgumentParser(
         prog=f"python -m ood_osdre.tasks {task}",
@@ -35,8 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     module.add_arguments(inner)
-    args = inner.parse_args(arguments[1:])
-    return exit_status(lambda: int(module.run(args)))
+    return int(module.run(inner.parse_args(arguments)))
 
 
 if __name__ == "__main__":

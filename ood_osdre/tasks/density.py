@@ -10,14 +10,26 @@ images    bits per dimension of handwritten digits, as an energy model
 __all__ = ["add_arguments", "run"]
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from ..bases import KERNELS
+from ..errors import UserError
 from .images import estimate_image, image_jobs
 from .planar import estimate_planar, planar_jobs, plot_planar
-from .reports import Row, add_common_arguments, announce, run_jobs, write_report
+from .reports import (
+    Row,
+    add_common_arguments,
+    announce,
+    check_common_arguments,
+    refuse_other_results,
+    run_jobs,
+    write_report,
+)
 from .tables_density import estimate_table, table_jobs
+
+Job = TypeVar("Job")
 
 TITLES = {
     "planar": "Densities of planar sets (nats)",
@@ -60,32 +72,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="temporal kernels (default: all for tables, else rq)",
     )
     add("--data-root", type=Path, metavar="DIR", help="folder of the tables' files")
-    add("--whiten", action="store_true", help="take p0 = N(0, I) in whitened coordinates")
+    add("--whiten", action="store_true", help="tables: take p0 = N(0, I) in whitened coordinates")
 
 
 def run(args: argparse.Namespace) -> int:
     r"""Runs a suite, prints its table and writes it.
 
     Raises:
-        UserError: If a set, a table or a method is unknown, or the files of a table are absent.
+        UserError: If a set, a table or a method is unknown or listed twice, the files of a table
+            are absent, an option is none of the suite's, or other results are in the way.
     """
-    if args.suite == "planar":
-        rows = run_jobs(estimate_planar, planar_jobs(args), args.jobs, not args.quiet)
-        plot_planar(args.out / "density-planar.png", rows)
-        rows = [{k: v for k, v in row.items() if k != "image"} for row in rows]
-        table = average(rows, ("set", "method", "kernel", "evaluations"))
-    elif args.suite == "images":
-        rows = run_jobs(estimate_image, image_jobs(args), args.jobs, not args.quiet)
-        table = average(rows, ("images", "dim", "method", "kernel"))
-    else:
-        rows = run_jobs(estimate_table, table_jobs(args), args.jobs, not args.quiet)
-        table = average(rows, ("table", "dim", "p0", "method", "kernel", "evaluations"))
+    check_common_arguments(args)
+    if args.whiten and args.suite != "tabular":
+        raise UserError(f"--whiten: got --suite {args.suite}, expected tabular; it is for tables.")
     config = {k: v for k, v in vars(args).items() if k not in ("out", "run")}
     name = f"density-{args.suite}" + ("-whitened" if args.whiten else "")
-    announce(
-        write_report(args.out, name, TITLES[args.suite], table, rows, config, [NOTES[args.suite]]),
-        args.out,
-    )
+
+    def run_all(function: Callable[[Job], list[Row]], jobs: Sequence[Job]) -> list[Row]:
+        refuse_other_results(args.out, name, config)
+        return run_jobs(function, jobs, args.jobs, not args.quiet)
+
+    if args.suite == "planar":
+        drawn = run_all(estimate_planar, planar_jobs(args))
+        rows = [{k: v for k, v in row.items() if k != "image"} for row in drawn]
+        table = average(rows, ("set", "method", "kernel", "evaluations"))
+    elif args.suite == "images":
+        rows = run_all(estimate_image, image_jobs(args))
+        table = average(rows, ("images", "dim", "method", "kernel"))
+    else:
+        rows = run_all(estimate_table, table_jobs(args))
+        table = average(rows, ("table", "dim", "p0", "method", "kernel", "evaluations"))
+    notes = [NOTES[args.suite]]
+    text = write_report(args.out, name, TITLES[args.suite], table, rows, config, notes)
+    if args.suite == "planar":
+        plot_planar(args.out / f"{name}.png", drawn)
+    announce(text, args.out)
     return 0
 
 

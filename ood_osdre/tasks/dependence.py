@@ -26,7 +26,7 @@ References:
     | https://arxiv.org/abs/2306.11078
 """
 
-__all__ = ["FAMILIES", "DependenceTask", "NormalScores", "dependence_task"]
+__all__ = ["FAMILIES", "DependenceTask", "NormalScores", "dependence_task", "real_values"]
 
 import math
 from collections.abc import Callable
@@ -34,10 +34,16 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from scipy.special import digamma
 from torch import Generator, Tensor
 
+from ..errors import UserError
+
 Sampler = Callable[[int, Generator], tuple[Tensor, Tensor]]
+
+# The largest number in double precision, and the least above zero.
+LARGEST, LEAST = torch.finfo(torch.float64).max, 5e-324
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,30 @@ class DependenceTask:
         x, y = self.sample(n, generator)
         first, second = self.sample(n, generator), self.sample(n, generator)
         return torch.cat([first[0], second[1]], dim=1), torch.cat([x, y], dim=1)
+
+
+def real_values(name: str, values: object) -> NDArray[np.float64]:
+    r"""Returns a user's numbers in double precision, or says why they are none.
+
+    Arguments:
+        name: What to call them in errors.
+        values: An array or what makes one, or a tensor on any device, of any real type.
+
+    Raises:
+        UserError: If a value is masked, or they are no real numbers, as dates and complex ones.
+    """
+    if isinstance(values, Tensor) and not values.is_complex():
+        values = values.detach().cpu().double().numpy()
+    if np.ma.is_masked(values):
+        count = int(np.ma.count_masked(values))
+        raise UserError(f"{name}: {count} values are masked, expected an array without a mask.")
+    try:
+        array = np.asarray(values)
+        if array.dtype.kind in "fiuO":
+            return array.astype(np.float64)
+    except (TypeError, ValueError, RuntimeError):
+        raise UserError(f"{name}: expected numbers, got something else.") from None
+    raise UserError(f"{name}: expected numbers, got dtype {array.dtype}.")
 
 
 class NormalScores:
@@ -107,13 +137,19 @@ class NormalScores:
 
 
 def _interpolate(x: Tensor, values: Tensor, scores: Tensor) -> Tensor:
+    if torch.cat([x, values]).abs().max() > LARGEST / 4:
+        # Differences would overflow; a power of two changes nothing but that.
+        x, values = x / 4, values / 4
     if len(values) == 1:  # a constant; what differs from it still has to be told apart
         return torch.asinh(x - values)
     i = torch.searchsorted(values, x.contiguous()).clamp(1, len(values) - 1)
-    slope = (scores[i] - scores[i - 1]) / (values[i] - values[i - 1])
-    inside = scores[i - 1] + slope * (x.clamp(values[0], values[-1]) - values[i - 1])
-    beyond = x - x.clamp(values[0], values[-1])
-    return inside + beyond.sign() * torch.log1p(slope * beyond.abs())
+    # Shares of a gap, not slopes: one over the least gap overflows.
+    gap, rise = (values[i] - values[i - 1]).clamp(min=LEAST), scores[i] - scores[i - 1]
+    nearest = x.clamp(values[0], values[-1])
+    beyond = x - nearest
+    inside = scores[i - 1] + rise * ((nearest - values[i - 1]) / gap)
+    excess = (rise * (beyond.abs() / gap)).clamp(max=LARGEST)
+    return inside + beyond.sign() * torch.log1p(excess)
 
 
 def dependence_task(family: str, parameter: float) -> DependenceTask:

@@ -44,10 +44,13 @@ from scipy.special import ndtri
 
 from ..errors import UserError
 from ..metrics import check_scores
+from .dependence import real_values
 
 # The shifts of the normal score, in standard deviations, that the statistic bets on.
 SHIFTS = (-2.0, -1.0, -0.5, -0.25, 0.25, 0.5, 1.0, 2.0)
 LEAST_CALIBRATION = 50
+# Larger numbers are no log-ratios: their squares, and so a standard error, would overflow.
+LARGEST = 1e150
 
 
 class DriftReport(NamedTuple):
@@ -86,7 +89,8 @@ class DriftMonitor:
         seed: The seed of the random ranks among ties.
 
     Raises:
-        UserError: If there are fewer than 50 calibration inputs, or a log-ratio is not finite.
+        UserError: If there are fewer than 50 calibration inputs, one is masked, or a log-ratio is
+            not finite or beyond 1e150 nats.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -105,8 +109,12 @@ class DriftMonitor:
         window: int = 500,
         seed: int = 0,
     ) -> None:
-        if run_length <= 1:
-            raise ValueError(f"'run_length' should be more than 1, got {run_length}.")
+        if not isinstance(run_length, int | float | np.number):
+            raise TypeError(f"'run_length' should be a number, got {run_length!r}.")
+        if not 1 < run_length < math.inf:
+            raise ValueError(f"'run_length' should be more than 1 and finite, got {run_length}.")
+        if not isinstance(window, int | np.integer):
+            raise TypeError(f"'window' should be a whole number, got {window!r}.")
         if window < 1:
             raise ValueError(f"'window' should be at least 1, got {window}.")
         self._log_ratio = log_ratio
@@ -183,9 +191,16 @@ class DriftMonitor:
         self.start: int | None = None
 
     def _scores(self, name: str, inputs: object) -> NDArray[np.float64]:
-        scores = self._log_ratio(inputs)
-        numbers = scores.detach().cpu().numpy() if hasattr(scores, "detach") else scores
-        return check_scores(name, numbers)
+        if np.ma.is_masked(inputs):
+            raise UserError(f"{name}: got a masked array, expected one without a mask.")
+        scores = check_scores(name, real_values(f"{name} scores", self._log_ratio(inputs)))
+        large = int((np.abs(scores) > LARGEST).sum())
+        if large:
+            raise UserError(
+                f"{name} scores: {large} of {len(scores)} are beyond {LARGEST:g} in size, "
+                "expected log-ratios in nats."
+            )
+        return scores
 
     def _step(self, score: float) -> None:
         insort(self._sorted, score)

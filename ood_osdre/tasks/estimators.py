@@ -26,6 +26,7 @@ from torch.nn import functional as F
 
 from ..building import SCHEDULES
 from ..data.batches import step_generator
+from ..errors import UserError
 from ..noises import DDBINoise
 from ..objectives import Draw, UniformTimes
 from ..paths import GaussianPath, Moments
@@ -38,6 +39,10 @@ DrawPairs: TypeAlias = Callable[[int, Generator], tuple[Tensor, Tensor]]
 
 # Streams of randomness: batches, and the pairs that fix the standardisation.
 BATCH, MOMENTS, HELD_OUT = range(3)
+# The number of pairs that fix it.
+FIRST = 8192
+# What a fit that is started from has to share.
+ARCHITECTURE = ("backbone", "features", "depth", "block", "kernel", "size")
 
 
 class Affine(NamedTuple):
@@ -53,6 +58,12 @@ class Affine(NamedTuple):
 
     def __call__(self, x: Tensor) -> Tensor:
         r"""Maps points, with shape :math:`(B, d)`."""
+        if not isinstance(x, Tensor):
+            raise TypeError(f"Points should be a tensor, got {type(x).__name__}.")
+        if x.ndim != 2 or x.shape[1] != len(self.mean):
+            raise ValueError(
+                f"Points should have shape (N, {len(self.mean)}), got {tuple(x.shape)}."
+            )
         x = x.to(self.mean) - self.mean
         return x * self.matrix if self.matrix.ndim == 1 else x @ self.matrix.T
 
@@ -92,11 +103,18 @@ class RatioFit:
 
         Returns:
             The log-ratios, in nats (larger = more like :math:`p_1`), with shape :math:`(N)`.
+
+        Raises:
+            ValueError: If the points are of another dimension.
         """
+        if not isinstance(x, Tensor):
+            raise TypeError(f"Points should be a tensor, got {type(x).__name__}.")
         parts = [self.model.log_ratio(self.standardise(part)) for part in x.split(batch_size)]
         return torch.cat(parts)
 
 
+@torch.inference_mode(False)
+@torch.enable_grad()
 def fit_ratio(
     method: str | Method,
     draw_pairs: DrawPairs,
@@ -107,22 +125,25 @@ def fit_ratio(
     watch: Callable[[RatioFit], Mapping[str, float]] | None = None,
     progress: bool = False,
 ) -> RatioFit:
-    r"""Fits a ratio.
+    r"""Fits a ratio, with gradients whatever the caller's mode.
 
     Arguments:
         method: One of the keys of :data:`METHODS`, or a method of your own.
         draw_pairs: Draws points :math:`x_0 \sim p_0` and :math:`x_1 \sim p_1`, each with shape
-            :math:`(B, d)`, given :math:`B` and a generator, on the generator's device.
+            :math:`(B, d)`, given :math:`B` and a generator, on the generator's device. They are
+            used in the default type of floating point.
         dim: The dimension :math:`d`.
         options: The options.
-        initial: A fit by the same method to start from; its standardisation stays.
+        initial: A fit by the same method and of the same architecture to start from; its
+            standardisation stays.
         held_out: Points of :math:`p_0` and of :math:`p_1` that are not drawn in training, as many
             of each. If given, the step with the least loss on them is kept.
         watch: Measures the fit at twenty steps on the way, for its history.
         progress: Whether to show a progress bar.
 
     Raises:
-        UserError: If the loss is not finite.
+        UserError: If drawn points or the loss are not finite.
+        ValueError: If points are not as described, or `initial` is a fit of another kind.
 
     Example:
         >>> def draw_pairs(n, generator):
@@ -137,9 +158,11 @@ def fit_ratio(
             raise ValueError(f"'method' should be one of {tuple(METHODS)}, got {method!r}.")
         method = METHODS[method]
     options = FitOptions() if options is None else options
+    _check_kind(method, dim, options, initial)
     device = torch.device(options.device)
 
-    pairs = draw_pairs(8192, step_generator(options.seed, MOMENTS, 0, device))
+    generator = step_generator(options.seed, MOMENTS, 0, device)
+    pairs = _checked("draw_pairs", draw_pairs(FIRST, generator), dim, FIRST, generator.device)
     affine = _pooled(pairs, options) if initial is None else initial.standardise
     x_0, x_1 = (affine(x) for x in pairs)
     noise = DDBINoise(options.gamma2, options.eps)
@@ -154,6 +177,7 @@ def fit_ratio(
     objective = method.objective(context).to(device)
     validation = None
     if held_out is not None:
+        held_out = _checked("held_out", held_out, dim)
         generator = step_generator(options.seed, HELD_OUT, 0, device)
         validation = batches.standardised(held_out, generator)
 
@@ -188,7 +212,7 @@ class _Batches:
         return self.standardised(self.draw_pairs(self.options.batch_size, generator), generator)
 
     def standardised(self, pairs: tuple[Tensor, Tensor], generator: Generator) -> Draw:
-        x_0, x_1 = (self.affine(x) for x in pairs)
+        x_0, x_1 = (self.affine(x.detach()) for x in pairs)
         t = self.times.sample(len(x_0), generator)
         noise, probe = _normal((2, *x_0.shape), generator, x_0)
         return Draw(x_0, x_1, t.to(x_0), noise, probe=probe)
@@ -238,8 +262,13 @@ def divergence(fit: RatioFit, x_0: Tensor, x_1: Tensor) -> float:
 
     Returns:
         The divergence, in nats.
+
+    Raises:
+        ValueError: If there are no points, or they are of another dimension.
     """
     bound = fit.method.bound
+    if not len(x_1) or (bound != "mean" and not len(x_0)):
+        raise ValueError(f"Expected held-out points of both, got {len(x_0)} and {len(x_1)}.")
     f_1 = fit.log_ratio(x_1).double()
     if bound == "mean":
         return f_1.mean().item()
@@ -248,10 +277,70 @@ def divergence(fit: RatioFit, x_0: Tensor, x_1: Tensor) -> float:
         return (f_1.mean() - f_0.exp().mean() + 1).item()
     if bound == "dv":
         return (f_1.mean() - f_0.logsumexp(dim=0) + math.log(len(f_0))).item()
-    size = min(fit.options.batch_size, len(f_0))
+    size = min(fit.options.batch_size, len(f_0), len(f_1))
     batches = zip(f_0.split(size), f_1.split(size), strict=False)
-    losses = [F.softplus(b_0.logsumexp(dim=0) - b_1) for b_0, b_1 in batches if len(b_0) == size]
+    full = [(b_0, b_1) for b_0, b_1 in batches if len(b_0) == len(b_1) == size]
+    losses = [F.softplus(b_0.logsumexp(dim=0) - b_1) for b_0, b_1 in full]
     return math.log(size + 1) - torch.cat(losses).mean().item()
+
+
+def _check_kind(method: Method, dim: int, options: FitOptions, initial: RatioFit | None) -> None:
+    r"""Refuses what is no method, dimension or options, and an `initial` fit of another kind."""
+    if not isinstance(method, Method):
+        raise TypeError(f"'method' should be a name or a Method, got {method!r}.")
+    if not isinstance(options, FitOptions):
+        raise TypeError(f"'options' should be FitOptions, got {type(options).__name__}.")
+    if not isinstance(dim, int):
+        raise TypeError(f"'dim' should be a whole number, got {dim!r}.")
+    if dim < 1:
+        raise ValueError(f"'dim' should be at least 1, got {dim}.")
+    if initial is None:
+        return
+    if not isinstance(initial, RatioFit):
+        raise TypeError(f"'initial' should be a RatioFit, got {type(initial).__name__}.")
+    if initial.method != method:
+        raise ValueError(f"'initial' is a fit by {initial.method.label}, not by {method.label}.")
+    if len(initial.standardise.mean) != dim:
+        raise ValueError(
+            f"'initial' is a fit in {len(initial.standardise.mean)} dimensions, not in {dim}."
+        )
+    for name in ARCHITECTURE:
+        old, new = getattr(initial.options, name), getattr(options, name)
+        if old != new:
+            raise ValueError(f"'initial' is a fit with {name} {old!r}, not {new!r}.")
+
+
+def _checked(
+    name: str,
+    pairs: tuple[Tensor, Tensor],
+    dim: int,
+    size: int | None = None,
+    device: torch.device | None = None,
+) -> tuple[Tensor, Tensor]:
+    r"""Returns points of both sources in the default type, or says what is wrong with them."""
+    both = list(pairs) if isinstance(pairs, tuple | list) else [pairs]
+    if len(both) != 2 or not all(isinstance(x, Tensor) for x in both):
+        found = ", ".join(type(x).__name__ for x in both[:3]) or "none"
+        raise ValueError(f"'{name}' should give two tensors, got {len(both)}: {found}.")
+    x_0, x_1 = both
+    n = len(x_0) if size is None and x_0.ndim else size
+    if not n or x_0.shape != (n, dim) or x_1.shape != (n, dim):
+        raise ValueError(
+            f"'{name}' should give points of both sources with shape ({n or 'N >= 1'}, {dim}), "
+            f"got {tuple(x_0.shape)} and {tuple(x_1.shape)}."
+        )
+    for label, x in (("p_0", x_0), ("p_1", x_1)):
+        if not x.is_floating_point():
+            raise ValueError(f"'{name}' should give floating-point points, got {x.dtype}.")
+        if device is not None and x.device.type != device.type:
+            raise ValueError(f"'{name}' should give points on {device}, got {x.device}.")
+        bad = int((~torch.isfinite(x)).any(dim=1).sum())
+        if bad:
+            raise UserError(
+                f"{name}: {bad} of {n} points of {label} are not finite, expected numbers only."
+            )
+    dtype = torch.get_default_dtype()
+    return x_0.detach().to(dtype), x_1.detach().to(dtype)
 
 
 def _build(method: Method, context: Context) -> RatioModel:

@@ -22,6 +22,7 @@ table as what a ratio has to beat.
 __all__ = ["ImageJob", "estimate_image", "image_jobs"]
 
 import argparse
+import hashlib
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -49,6 +50,8 @@ FILES = {"mnist": ("cifar10/test_mnist.txt", "L"), "cifar10": ("cifar10/train_ci
 SETS = ("digits", *FILES)
 # Of many images so many, at random: their covariance takes gigabytes and minutes otherwise.
 MOST = 20_000
+# The training part; validation and test share the rest.
+TRAIN = 0.8
 
 
 @dataclass(frozen=True)
@@ -65,30 +68,42 @@ def image_jobs(args: argparse.Namespace) -> list[ImageJob]:
     r"""Lists the fits of the suite.
 
     Raises:
-        UserError: If a set or a method is unknown.
+        UserError: If a set or a method is unknown, a set has no such method, or too few images.
     """
-    names, methods = args.sets or ("digits",), args.methods or NAMES
+    names = args.sets or ("digits",)
     refuse_unknown("--sets", names, SETS)
-    refuse_unknown("--methods", methods, NAMES)
+    refuse_unknown("--methods", args.methods or (), NAMES)
+    for name in names:
+        for method in args.methods or ():
+            if method not in _offered(name):
+                raise UserError(
+                    f"--methods: got {method!r} for the images {name}, expected "
+                    f"{' '.join(_offered(name))}; a likelihood needs a proposal."
+                )
     for name in names:
         if name in FILES:
             if args.data_root is None:
                 raise UserError(f"--data-root: needed for the images {name}.")
-            read_list(_list(args.data_root, name))
+            levels_of(name, args.data_root)
     steps = args.steps or (10_000 if args.full else OPTIONS.steps)
-    options = replace(OPTIONS, device=args.device, steps=steps)
+    rate = OPTIONS.lr if args.lr is None else args.lr
+    options = replace(OPTIONS, device=args.device, steps=steps, lr=rate)
     kernels: Any = args.kernels or ["rq"]
     jobs = []
     for name in names:
         jobs.append(ImageJob(name, "gaussian", options, args.data_root))
         jobs += [
             ImageJob(name, method, replace(options, seed=seed, kernel=kernel), args.data_root)
-            # A likelihood needs a proposal, which only the few dimensions of the digits have.
-            for method in (methods if name == "digits" else set(methods) & {"os-dre"})
+            for method in args.methods or _offered(name)
             for kernel in (kernels if method.startswith("os-dre") else kernels[:1])
             for seed in range(args.seed, args.seed + (args.seeds or 1))
         ]
     return jobs
+
+
+def _offered(name: str) -> tuple[str, ...]:
+    # A likelihood needs a proposal, which only the few dimensions of the digits have.
+    return NAMES if name == "digits" else ("os-dre",)
 
 
 def estimate_image(job: ImageJob) -> list[Row]:
@@ -146,7 +161,8 @@ def levels_of(name: str, root: Path | None = None) -> NDArray[np.float64]:
         The levels, with shape :math:`(N, d)`.
 
     Raises:
-        UserError: If a file is missing or of another size than the first.
+        UserError: If a file is missing or of another size than the first, or there are too few
+            distinct images for a covariance.
     """
     rng = np.random.default_rng(0)
     if name == "digits":
@@ -154,7 +170,10 @@ def levels_of(name: str, root: Path | None = None) -> NDArray[np.float64]:
 
         return rng.permutation(load_digits().data)
     assert root is not None
-    names = read_list(_list(root, name)).names
+    path = _list(root, name)
+    names = read_list(path).names
+    if not names:
+        raise UserError(f"{path}: an empty list, expected images of {name}.")
     chosen = [names[i] for i in rng.permutation(len(names))[:MOST]]
     images = []
     for file in chosen:
@@ -162,10 +181,18 @@ def levels_of(name: str, root: Path | None = None) -> NDArray[np.float64]:
         try:
             with Image.open(path) as image:
                 images.append(np.asarray(image.convert(FILES[name][1]), dtype=np.float64).ravel())
-        except OSError as error:
+        except (OSError, SyntaxError) as error:  # the second of a broken PNG
             raise UserError(f"{path}: cannot be read: {' '.join(str(error).split())}.") from None
         if images[-1].shape != images[0].shape:
             raise UserError(f"{path}: got another size than {chosen[0]}, expected one for all.")
+    # The training part has to span all pixels, and the others must not be empty.
+    needed = max(10, math.ceil((images[0].size + 1) / TRAIN))
+    distinct = len({hashlib.sha256(image.tobytes()).digest() for image in images})
+    if distinct < needed:
+        raise UserError(
+            f"{_list(root, name)}: got {distinct} distinct images of {name}, expected at least "
+            f"{needed} for {images[0].size} dimensions."
+        )
     return np.stack(images)
 
 
@@ -181,7 +208,7 @@ def dequantised(levels: NDArray[np.float64], device: str = "cpu") -> Whitened:
         device: Where the parts are to be.
     """
     rng = np.random.default_rng(0)
-    cuts = round(0.8 * len(levels)), round(0.9 * len(levels))
+    cuts = round(TRAIN * len(levels)), round(0.9 * len(levels))
     train, val, test = np.split(levels, cuts)
     # Few images get several draws of the noise.
     copies = COPIES if len(levels) < MOST // COPIES else 1

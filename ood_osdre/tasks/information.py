@@ -6,9 +6,13 @@ A one-step ratio learns the joint distribution against the product of the margin
 drawing :math:`x` and :math:`y` from different rows. Coordinates are mapped to normal scores first,
 which changes nothing and takes heavy tails away. The ratio is cross-fitted: every row is scored
 by a model that has not seen it.
+
+Variables have to be continuous. Of values that repeat, an interpolating ratio finds more than
+there is, without a sign of it, so a column is refused if more than a twentieth of the rows share
+one value, or there are fewer distinct values than a tenth of the rows.
 """
 
-__all__ = ["Information", "mutual_information"]
+__all__ = ["Information", "check_method", "check_variables", "mutual_information"]
 
 import logging
 import math
@@ -21,7 +25,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Generator, Tensor
 
 from ..errors import UserError
-from .dependence import NormalScores
+from .dependence import NormalScores, real_values
 from .estimators import METHODS, DrawPairs, FitOptions, fit_ratio
 
 log = logging.getLogger(__name__)
@@ -32,6 +36,11 @@ FOLDS = 3
 RESAMPLES = 2000
 # The share of the rows of a fit that select its step.
 HELD_OUT = 0.2
+# A column that repeats one value in a larger share of rows, or has a smaller share of distinct
+# values, is discrete.
+MOST_REPEATED, LEAST_DISTINCT = 0.05, 0.1
+# Normal scores stay within: a value far beyond those fitted to should not go on without end.
+LARGEST_SCORE = 10.0
 DEFAULTS = FitOptions(
     steps=600, batch_size=256, lr=1e-3, weight_decay=1e-2, features=64, depth=2, eps=1e-3
 )
@@ -86,27 +95,23 @@ def mutual_information(
 
     Raises:
         UserError: If the method is unknown or estimates no log-ratio, there are fewer than 200
-            rows, `x` and `y` do not match, or a value is NaN or infinite.
+            rows, `x` and `y` do not match, a value is NaN, infinite or masked, a column is
+            discrete or constant, or a column of `x` is one of `y`.
 
     References:
         | Formal Limitations on the Measurement of Mutual Information (McAllester and Stratos, 2020)
         | https://arxiv.org/abs/1811.04251
     """
+    if not isinstance(level, int | float | np.number):
+        raise TypeError(f"'level' should be a number, got {level!r}.")
     if not 0 < level < 1:
         raise ValueError(f"'level' should be in (0, 1), got {level}.")
-    # The mean of a critic that is the log-ratio up to a constant is no divergence. NWJ's is exact.
-    known = [name for name, m in METHODS.items() if m.bound in ("mean", "nwj")]
-    if method not in known:
-        raise UserError(
-            f"method: got {method!r}, expected one that estimates a log-ratio: {', '.join(known)}."
-        )
-    first, second = _columns("x", x), _columns("y", y)
-    n = len(first)
-    if len(second) != n:
-        raise UserError(f"x and y: got {n} and {len(second)} rows, expected as many of each.")
-    if n < LEAST_ROWS:
-        raise UserError(f"x and y: got {n} rows, expected at least {LEAST_ROWS}.")
+    check_method(method)
     options = DEFAULTS if options is None else options
+    if not isinstance(options, FitOptions):
+        raise TypeError(f"'options' should be FitOptions, got {type(options).__name__}.")
+    first, second = check_variables(x, y)
+    n = len(first)
 
     rng = np.random.default_rng(options.seed)
     folds = np.array_split(rng.permutation(n), FOLDS)
@@ -128,11 +133,72 @@ def mutual_information(
     return result
 
 
+def check_method(method: str) -> None:
+    r"""Refuses a method that estimates no log-ratio.
+
+    Arguments:
+        method: Its name.
+
+    Raises:
+        UserError: If it is none of those that :func:`mutual_information` takes.
+        TypeError: If it is not a name.
+    """
+    if not isinstance(method, str):
+        raise TypeError(f"'method' should be the name of a method, got {method!r}.")
+    # The mean of a critic that is the log-ratio up to a constant is no divergence. NWJ's is exact.
+    known = [name for name, m in METHODS.items() if m.bound in ("mean", "nwj")]
+    if method not in known:
+        raise UserError(
+            f"method: got {method!r}, expected one that estimates a log-ratio: {', '.join(known)}."
+        )
+
+
+def check_variables(x: ArrayLike, y: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    r"""Returns both variables with shapes :math:`(n, d)`, or refuses them.
+
+    Arguments:
+        x: The first variable, see :func:`mutual_information`.
+        y: The second variable.
+
+    Raises:
+        UserError: As :func:`mutual_information`.
+    """
+    first, second = _columns("x", x), _columns("y", y)
+    n = len(first)
+    if len(second) != n:
+        raise UserError(f"x and y: got {n} and {len(second)} rows, expected as many of each.")
+    if n < LEAST_ROWS:
+        raise UserError(f"x and y: got {n} rows, expected at least {LEAST_ROWS}.")
+    _check_continuous("x", first)
+    _check_continuous("y", second)
+    for i, column in enumerate(first.T):
+        same = np.flatnonzero((column[:, None] == second).all(axis=0))
+        if len(same):
+            raise UserError(
+                f"x and y: column {i} of x is column {same[0]} of y, expected others; the "
+                "information is infinite."
+            )
+    return first, second
+
+
+def _check_continuous(name: str, array: NDArray[np.float64]) -> None:
+    n = len(array)
+    for i, column in enumerate(array.T):
+        counts = np.unique(column, return_counts=True)[1]
+        few = len(counts) < LEAST_DISTINCT * n
+        advice = "add noise or use a plug-in estimator for discrete data"
+        if len(counts) == 1:
+            found, advice = f"is constant over {n} rows", "leave it out"
+        elif few:
+            found = f"has {len(counts)} distinct values among {n} rows"
+        else:
+            found = f"repeats one value in {counts.max()} of {n} rows"
+        if few or counts.max() > MOST_REPEATED * n:
+            raise UserError(f"{name}: column {i} {found}, expected continuous numbers; {advice}.")
+
+
 def _columns(name: str, values: ArrayLike) -> NDArray[np.float64]:
-    try:
-        array = np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise UserError(f"{name}: expected numbers, got something else.") from None
+    array = real_values(name, values)
     if array.ndim == 1:
         array = array[:, None]
     if array.ndim != 2 or not array.size:
@@ -157,7 +223,12 @@ def _cross_fit(
     both = torch.as_tensor(np.concatenate([x, y], axis=1))
     dtype = torch.get_default_dtype()
     scores = NormalScores(both[train])
-    rows = scores(both[train]).to(device=options.device, dtype=dtype)
+
+    def mapped(which: NDArray[np.int64]) -> Tensor:
+        values = scores(both[which]).clamp(-LARGEST_SCORE, LARGEST_SCORE)
+        return values.to(device=options.device, dtype=dtype)
+
+    rows = mapped(train)
     cut = round(HELD_OUT * len(rows))
     held_out, rows = rows[:cut], rows[cut:]
     draw = _shuffled(rows, size)
@@ -166,8 +237,7 @@ def _cross_fit(
     fit = fit_ratio(
         method, draw, rows.shape[1], options, held_out=(apart, held_out), progress=progress
     )
-    points = scores(both[test]).to(device=options.device, dtype=dtype)
-    return fit.log_ratio(points).double().cpu().numpy()
+    return fit.log_ratio(mapped(test)).double().cpu().numpy()
 
 
 def _shuffled(rows: Tensor, size: int) -> DrawPairs:

@@ -128,5 +128,5 @@ JOBS: dict[str, Callable[[argparse.Namespace], list[Job]]] = {
 
 
 def _common(args: argparse.Namespace, options: FitOptions) -> FitOptions:
-    options = replace(options, device=args.device, lr=args.lr or options.lr)
-    return replace(options, steps=args.steps) if args.steps else options
+    options = replace(options, device=args.device, steps=args.steps or options.steps)
+    return options if args.lr is None else replace(options, lr=args.lr)

@@ -16,9 +16,9 @@ __all__ = ["QUADRATIC", "KLTracker", "Tracked", "add_arguments", "lag", "run"]
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -32,6 +32,9 @@ from .reports import (
     Row,
     add_common_arguments,
     announce,
+    check_common_arguments,
+    count,
+    refuse_other_results,
     refuse_unknown,
     run_jobs,
     summarise,
@@ -43,6 +46,9 @@ Backbone: TypeAlias = Literal["mlp", "quadratic", "block_quadratic"]
 
 # An estimate is within tolerance by either of the two.
 RELATIVE, ABSOLUTE = 0.05, 0.3
+
+# Of more dimensions even the drawn points would not fit into memory.
+LARGEST_DIM = 10_000
 
 PERCEPTRON = FitOptions(features=128, depth=2, lr=1e-3, steps=400)
 # Peak learning rates on quadratic features, each the best of a grid on a seed of its own.
@@ -70,20 +76,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--horizon", type=int, metavar="T", help="steps of the stream (default: 5)")
     add("--methods", nargs="+", metavar="NAME", default=list(METHOD_NAMES))
     add("--backbone", choices=("block_quadratic", "quadratic", "mlp"), default="block_quadratic")
-    add("--streams", type=int, default=40, help="streams of the monitor's table (default: 40)")
+    add(
+        "--streams",
+        type=count(0),
+        default=40,
+        metavar="N",
+        help="streams of the monitor's table (default: 40)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     r"""Runs the scenarios and the monitor, prints their tables and writes them.
 
     Raises:
-        UserError: If a method is unknown, or the horizon or a dimension is out of range.
+        UserError: If a method is unknown or listed twice, the horizon or a dimension is out of
+            range, or other results are in the way.
     """
+    check_common_arguments(args)
     refuse_unknown("--methods", args.methods, METHODS)
-    horizon = args.horizon or 5
-    if not 1 <= horizon < 20 or min(args.dims) < 1:
+    horizon = 5 if args.horizon is None else args.horizon
+    if not 1 <= horizon < 20 or not all(1 <= dim <= LARGEST_DIM for dim in args.dims):
         raise UserError(
-            f"--horizon, --dims: got {horizon} and {args.dims}, expected 1 to 19 and positive."
+            f"--horizon, --dims: got {horizon} and {args.dims}, expected 1 to 19 and "
+            f"1 to {LARGEST_DIM}."
         )
     seeds = args.seeds or (3 if args.full else 1)
     jobs = [
@@ -93,7 +108,11 @@ def run(args: argparse.Namespace) -> int:
         for method in args.methods
         for seed in range(args.seed, args.seed + seeds)
     ]
-    config = {k: v for k, v in vars(args).items() if k != "out"}
+    config = {k: v for k, v in vars(args).items() if k not in ("out", "run", "streams")}
+    refuse_other_results(args.out, "kl", config)
+    monitored = monitor_config(args.streams, args.seed)
+    if args.streams:
+        refuse_other_results(args.out, "drift", monitored)
     rows = run_jobs(track, jobs, args.jobs, not args.quiet)
     table = summarise(rows, ["task", "step", "method", "evaluations"])
     for entry in table:
@@ -109,7 +128,7 @@ def run(args: argparse.Namespace) -> int:
         delays = monitor_table(args.streams, args.seed)
         note = f"Truth of the rate: at most one alarm in {RUN_LENGTH:,} inputs without a change."
         title = "Alarms of the drift monitor"
-        announce(write_report(args.out, "drift", title, delays, [], config, [note]), args.out)
+        announce(write_report(args.out, "drift", title, delays, [], monitored, [note]), args.out)
     return 0
 
 
@@ -123,10 +142,11 @@ def _options(args: argparse.Namespace, method: str, seed: int) -> FitOptions:
     if args.backbone == "mlp":
         base = PERCEPTRON
     else:
-        rate = RATES.get(method, QUADRATIC.lr)
-        base = replace(QUADRATIC, backbone=args.backbone, lr=rate)
+        own = RATES.get(method, QUADRATIC.lr)
+        base = replace(QUADRATIC, backbone=args.backbone, lr=own)
     steps = args.steps or (3000 if args.full else base.steps)
-    return replace(base, seed=1000 * seed, device=args.device, lr=args.lr or base.lr, steps=steps)
+    rate = base.lr if args.lr is None else args.lr
+    return replace(base, seed=1000 * seed, device=args.device, lr=rate, steps=steps)
 
 
 def track(job: Job) -> list[Row]:
@@ -175,9 +195,24 @@ def _within(estimate: float, truth: float) -> bool:
     return abs(estimate - truth) <= max(RELATIVE * truth, ABSOLUTE)
 
 
-# The monitor's table: its mean run length, inputs before the change and after it, shifts.
+# The monitor's table: its mean run length, inputs before the change and after it, shifts, and how
+# its detector is fitted, whatever the options for the tracked streams are.
 RUN_LENGTH, BEFORE, AFTER = 10_000, 1000, 3000
+MONITORED = replace(QUADRATIC, steps=300)
+MONITORED_DIM = 20
 DRIFTS = (0.0, 0.1, 0.25, 0.5, 1.0)
+
+
+def monitor_config(streams: int, seed: int) -> dict[str, Any]:
+    r"""Returns what the record of :func:`monitor_table` says was run."""
+    return {
+        **asdict(replace(MONITORED, seed=seed)),
+        "dim": MONITORED_DIM,
+        "run_length": RUN_LENGTH,
+        "before": BEFORE,
+        "after": AFTER,
+        "streams": streams,
+    }
 
 
 def monitor_table(streams: int, seed: int) -> list[Row]:
@@ -191,13 +226,13 @@ def monitor_table(streams: int, seed: int) -> list[Row]:
         streams: The number of streams a row.
         seed: The seed.
     """
-    dim = 20
+    dim = MONITORED_DIM
 
     def draw_pairs(n: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
         x = torch.randn(2, n, dim, generator=generator)
         return 2**0.5 * x[0], x[1]
 
-    fit = fit_ratio("os-dre", draw_pairs, dim, replace(QUADRATIC, steps=300, seed=seed))
+    fit = fit_ratio("os-dre", draw_pairs, dim, replace(MONITORED, seed=seed))
     table = []
     for drift in DRIFTS:
         early, delays, differences = 0, [], []

@@ -35,6 +35,9 @@ from .reports import (
     Row,
     add_common_arguments,
     announce,
+    check_common_arguments,
+    count,
+    refuse_other_results,
     refuse_unknown,
     run_jobs,
     summarise,
@@ -56,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--dims",
         nargs="+",
-        type=int,
+        type=count(1),
         metavar="D",
         help="dimensions of the Gaussian tasks (default: 40 160; with --full all, up to 640)",
     )
@@ -80,8 +83,10 @@ def run(args: argparse.Namespace) -> int:
     r"""Runs the suites, prints their tables and writes them.
 
     Raises:
-        UserError: If a method or dimension is unknown, or nothing is left to fit.
+        UserError: If a method or dimension is unknown or listed twice, nothing is left to fit, or
+            other results are in the way.
     """
+    check_common_arguments(args)
     refuse_unknown("--methods", args.methods or (), (*METHODS, "ksg"))
     suites = JOBS if args.suite == "all" else (args.suite,)
     # All are listed before the first one runs: a slip should not surface after minutes.
@@ -91,14 +96,17 @@ def run(args: argparse.Namespace) -> int:
             f"--suite {args.suite}: no fits for --methods {' '.join(args.methods or ())}, "
             "expected some besides ksg, which is for pathological pairs."
         )
+    given = {k: v for k, v in vars(args).items() if k not in ("out", "run")}
+    configs = {suite: given | {"suite": suite} for suite in plan}
+    for suite, config in configs.items():
+        refuse_other_results(args.out, f"mi-{suite}", config)
     for suite, jobs in plan.items():
         rows = run_jobs(estimate, jobs, args.jobs, not args.quiet)
         keys = ["task", "method", "kernel", "features", "evaluations"]
         table = summarise(rows, keys)
         notes = [NOTES[suite]]
-        config = {k: v for k, v in vars(args).items() if k not in ("out", "run")}
         text = write_report(
-            args.out, f"mi-{suite}", TITLES[suite], table, rows, config | {"suite": suite}, notes
+            args.out, f"mi-{suite}", TITLES[suite], table, rows, configs[suite], notes
         )
         plot(args.out / f"mi-{suite}.png", TITLES[suite], table)
         announce(text, args.out)

@@ -25,6 +25,9 @@ from scipy.spatial import KDTree
 from scipy.special import digamma
 from sklearn.feature_selection import mutual_info_regression
 
+from ..errors import UserError
+from .dependence import real_values
+
 # Noise that tells equal points apart, relative to a column's scale; scikit-learn's own.
 JITTER = 1e-10
 
@@ -42,11 +45,17 @@ def ksg(x: ArrayLike, y: ArrayLike, neighbours: int = 3) -> float:
     Returns:
         The estimate, in nats, never negative.
 
+    Raises:
+        UserError: If a value is no real number, NaN, infinite or masked.
+        ValueError: If shapes do not match, or there are not more pairs than neighbours.
+
     Example:
         >>> x = np.random.default_rng(0).normal(size=(500, 2))
         >>> ksg(x, x + 0.1) > 3
         True
     """
+    if not isinstance(neighbours, int | np.integer):
+        raise TypeError(f"'neighbours' should be a whole number, got {neighbours!r}.")
     first, second = _matrix("x", x), _matrix("y", y)
     n = len(first)
     if len(second) != n or n <= neighbours or neighbours < 1:
@@ -63,12 +72,17 @@ def ksg(x: ArrayLike, y: ArrayLike, neighbours: int = 3) -> float:
 
 
 def _matrix(name: str, values: ArrayLike) -> NDArray[np.float64]:
-    array = np.asarray(values, dtype=np.float64)
+    array = real_values(name, values)
     if array.ndim == 1:
         array = array[:, None]
     if array.ndim != 2 or not array.size:
         raise ValueError(f"{name!r} should have shape (n) or (n, d), got {array.shape}.")
-    return array
+    bad = int((~np.isfinite(array)).any(axis=1).sum())
+    if bad:
+        raise UserError(f"{name}: {bad} of {len(array)} rows hold NaN or infinity, expected none.")
+    # To size one, or the squares of a variance may overflow or vanish.
+    peak = np.abs(array).max(axis=0)
+    return array / np.where(peak > 0, peak, 1.0)
 
 
 def _several(x: NDArray[np.float64], y: NDArray[np.float64], neighbours: int) -> float:

@@ -4,6 +4,9 @@ __all__ = [
     "Row",
     "add_common_arguments",
     "announce",
+    "check_common_arguments",
+    "count",
+    "refuse_other_results",
     "refuse_unknown",
     "run_jobs",
     "summarise",
@@ -13,21 +16,36 @@ __all__ = [
 import argparse
 import csv
 import io
+import json
 import math
 import multiprocessing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import os
+import signal
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any, TypeAlias, TypeVar
 
 from tqdm import tqdm
 
+from ..devices import find_device
 from ..errors import UserError
-from ..files import write_text_atomic
+from ..files import as_json, atomic_path
 from ..records import RunRecord
 
 Row: TypeAlias = dict[str, Any]
 Job = TypeVar("Job")
+
+# Seeds are multiplied and added to; those of every library still hold the result.
+LARGEST_SEED = 2**31 - 1
+# Options that are lists of names or numbers, each of which makes rows of its own.
+LISTS = ("sets", "scenarios", "dims", "methods", "backbones", "kernels")
+# What changes no number of a table.
+IRRELEVANT = {"jobs", "quiet"}
 
 
 def add_common_arguments(parser: argparse.ArgumentParser, task: str) -> None:
@@ -40,21 +58,65 @@ def add_common_arguments(parser: argparse.ArgumentParser, task: str) -> None:
     add = parser.add_argument
     default = Path("runs") / f"tasks-{task}"
     add("--out", type=Path, default=default, metavar="DIR", help=f"folder (default: {default})")
-    add("--seeds", type=_positive, metavar="N", help="consecutive seeds of every fit")
-    add("--seed", type=int, default=0, metavar="N", help="the first seed (default: 0)")
-    add("--steps", type=_positive, metavar="N", help="steps of every fit, in place of its own")
-    add("--lr", type=float, metavar="X", help="the learning rate, in place of each fit's own")
-    add("--jobs", type=_positive, default=1, metavar="N", help="processes (default: 1)")
+    one = count(1)
+    add("--seeds", type=one, metavar="N", help="consecutive seeds of every fit")
+    seed = count(0, LARGEST_SEED)
+    add("--seed", type=seed, default=0, metavar="N", help="the first seed (default: 0)")
+    add("--steps", type=one, metavar="N", help="steps of every fit, in place of its own")
+    add("--lr", type=_rate, metavar="X", help="the learning rate, in place of each fit's own")
+    add("--jobs", type=one, default=1, metavar="N", help="processes (default: 1)")
     add("--device", default="cpu", help="cpu, cuda, ... (default: cpu)")
     add("--full", action="store_true", help="the paper's scale")
     add("--quiet", action="store_true", help="no progress bars")
 
 
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"got {value}, expected a positive integer")
+def count(low: int, high: int | None = None) -> Callable[[str], int]:
+    r"""Returns the type of an option that takes whole numbers of an interval.
+
+    Arguments:
+        low: The least of them.
+        high: The largest; None for no bound.
+    """
+    expected = f"at least {low}" if high is None else f"{low} to {high}"
+
+    def read(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = low - 1
+        if value < low or (high is not None and value > high):
+            raise argparse.ArgumentTypeError(f"got {text}, expected a whole number, {expected}")
+        return value
+
+    return read
+
+
+def _rate(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"got {text}, expected a positive number")
     return value
+
+
+def check_common_arguments(args: argparse.Namespace) -> None:
+    r"""Refuses what a parser cannot, before the first fit.
+
+    Arguments:
+        args: The arguments of a task.
+
+    Raises:
+        UserError: If something is listed twice, which would count as another seed, or there is no
+            such device.
+    """
+    for option in LISTS:
+        given = getattr(args, option, None) or []
+        for value in given:
+            if given.count(value) > 1:
+                raise UserError(f"--{option}: got {value} twice, expected it once.")
+    find_device(args.device, "--device")
 
 
 def refuse_unknown(option: str, given: Iterable[str], known: Iterable[str]) -> None:
@@ -85,32 +147,94 @@ def run_jobs(
     Returns:
         The rows of all jobs, in the order of the jobs.
     """
-    bar = tqdm(total=len(jobs), disable=not progress, unit="fit")
-    if processes == 1:
-        results = {}
-        with bar:
+    results: dict[int, list[Row]] = {}
+    with tqdm(total=len(jobs), disable=not progress, unit="fit") as bar:
+        if processes == 1:
             for i, job in enumerate(jobs):
                 results[i] = function(job)
                 bar.update()
-    else:
-        # Spawned, as a forked child of a process that has used threads may hang.
-        context = multiprocessing.get_context("spawn")
-        with (
-            bar,
-            ProcessPoolExecutor(processes, context, initializer=_one_thread) as pool,
-        ):
-            futures = {pool.submit(function, job): i for i, job in enumerate(jobs)}
-            results = {}
-            for future in as_completed(futures):
-                results[futures[future]] = future.result()
-                bar.update()
+        else:
+            with closing(_in_parallel(function, jobs, processes)) as ended:
+                for i, rows in ended:
+                    results[i] = rows
+                    bar.update()
     return [row for i in range(len(jobs)) for row in results[i]]
 
 
-def _one_thread() -> None:
+def _in_parallel(
+    function: Callable[[Job], list[Row]], jobs: Sequence[Job], processes: int
+) -> Generator[tuple[int, list[Row]], None, None]:
+    r"""Yields the number and the rows of each job as it ends; if one fails, all are stopped."""
+    # Spawned, as a forked child of a process that has used threads may hang.
+    context = multiprocessing.get_context("spawn")
+    others = set(multiprocessing.active_children())
+    pool = ProcessPoolExecutor(processes, context, initializer=_prepare_worker)
+    with _interrupted_by_sigterm():
+        try:
+            with _interrupts_held():
+                futures = {pool.submit(function, job): i for i, job in enumerate(jobs)}
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+        except BaseException as error:
+            # Nobody waits for the rest, which may take hours.
+            for process in set(multiprocessing.active_children()) - others:
+                process.terminate()
+            if isinstance(error, BrokenProcessPool):
+                raise UserError(
+                    f"--jobs {processes}: a process was killed, as when memory is short; try fewer."
+                ) from None
+            raise
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _interrupted_by_sigterm() -> Iterator[None]:
+    r"""Lets SIGTERM do what Ctrl-C does, in the main thread, so that no worker is left behind."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    r"""Holds Ctrl-C back; processes that are started meanwhile never get it.
+
+    A terminal sends it to all of them, but it is the parent that ends them.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+
+
+def _prepare_worker() -> None:
     import torch
 
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
+
+
+def _end_with_parent() -> None:
+    r"""Ends this process when its parent does: one that was killed cannot."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def summarise(rows: Sequence[Row], keys: Sequence[str]) -> list[Row]:
@@ -150,6 +274,34 @@ def summarise(rows: Sequence[Row], keys: Sequence[str]) -> list[Row]:
     return table
 
 
+def refuse_other_results(out: Path, name: str, config: Mapping[str, Any]) -> None:
+    r"""Raises an error if the files that a run is going to write hold results of other settings.
+
+    Arguments:
+        out: The folder.
+        name: The stem of the files.
+        config: What is going to be run; results of the same may be replaced.
+    """
+    path = out / f"{name}.json"
+    try:
+        record = json.loads(path.read_bytes())
+        old = dict(record["config"])
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}.") from None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise UserError(f"{path}: no record of this task; choose another --out.") from None
+    new = as_json(dict(config))
+    assert isinstance(new, dict)
+    differing = [k for k in sorted({*old, *new} - IRRELEVANT) if old.get(k) != new.get(k)]
+    if differing:
+        raise UserError(
+            f"{path}: holds results of other settings ({', '.join(differing)}); "
+            "choose another --out."
+        )
+
+
 def write_report(
     out: Path,
     name: str,
@@ -159,7 +311,7 @@ def write_report(
     config: Mapping[str, Any],
     notes: Sequence[str] = (),
 ) -> str:
-    r"""Writes a table as CSV and Markdown, and the run record with all rows.
+    r"""Writes a table as CSV and Markdown, and the run record with all rows, or nothing of it.
 
     Arguments:
         out: The folder.
@@ -172,22 +324,33 @@ def write_report(
 
     Returns:
         The Markdown text.
+
+    Raises:
+        UserError: If a number is not finite, or the files cannot be written.
     """
-    text = f"# {title}\n\n{_markdown(table)}\n"
-    text += "".join(f"\n{note}\n" for note in notes)
-    write_text_atomic(out / f"{name}.md", text)
-    with io.StringIO() as buffer:
-        writer = csv.DictWriter(buffer, list(table[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(table)
-        write_text_atomic(out / f"{name}.csv", buffer.getvalue())
     record = RunRecord(
         config=dict(config),
         benchmark=f"tasks/{name}",
         device=str(config.get("device", "cpu")),
         results={"table": list(table), "rows": list(rows)},
     )
-    record.write(out / f"{name}.json")
+    try:
+        plain = as_json(record)
+    except ValueError as error:
+        raise UserError(f"{out / name}.json: {error}") from None
+    text = f"# {title}\n\n{_markdown(table)}\n"
+    text += "".join(f"\n{note}\n" for note in notes)
+    with io.StringIO() as buffer:
+        writer = csv.DictWriter(buffer, list(table[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(table)
+        columns = buffer.getvalue()
+    contents = {"json": json.dumps(plain, indent=2) + "\n", "csv": columns, "md": text}
+    # None gets its name before all are on the disk.
+    with ExitStack() as stack:
+        for suffix, content in contents.items():
+            path = stack.enter_context(atomic_path(out / f"{name}.{suffix}"))
+            path.write_bytes(content.encode())
     return text
 
 

@@ -89,7 +89,8 @@ def table_jobs(args: argparse.Namespace) -> list[TableJob]:
     for name in names:
         load_table(name, args.data_root)
     options = replace(FULL if args.full else OPTIONS, device=args.device)
-    options = replace(options, steps=args.steps) if args.steps else options
+    options = replace(options, steps=args.steps or options.steps)
+    options = options if args.lr is None else replace(options, lr=args.lr)
     kernels: Any = args.kernels or ["rq", "gaussian", "imq", "matern32"]
     return [
         TableJob(

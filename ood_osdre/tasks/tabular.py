@@ -18,18 +18,23 @@ References:
 __all__ = ["SHIPPED", "Table", "load_table", "table_names"]
 
 import importlib
+import pickle
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import UserError
+from ..errors import UserError, one_line
 from ..options import read_yaml
 from ..resources import find
 from ..spelling import did_you_mean
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Array = NDArray[np.float64]
 Parts = tuple[Array, Array, Array]
@@ -39,6 +44,22 @@ SHIPPED = ("colours", "iris", "wine", "breast_cancer")
 
 # The rows of `colours`, and the width of the stripes of which each belongs to one part.
 COLOUR_ROWS, STRIPE = 40_000, 16
+
+# The tables that are one array in a file, and those of more files than one.
+ARRAYS, RAW_FILES = ("power", "miniboone"), {"hepmass": 2}
+GAS_LABELS = ("Meth", "Eth", "Time")
+# What unpickling a damaged file, or one of absent modules, is known to raise.
+DAMAGED_PICKLE = (
+    pickle.UnpicklingError,
+    OSError,
+    EOFError,
+    ImportError,
+    AttributeError,
+    LookupError,
+    ValueError,
+    TypeError,
+    MemoryError,
+)
 
 
 @dataclass(frozen=True)
@@ -65,10 +86,12 @@ class Table:
 
 def table_names(manifest: str | Path = "tabular") -> tuple[str, ...]:
     r"""Returns the names of all tables, those that need no file first."""
-    return (*SHIPPED, *_entries(manifest))
+    return (*SHIPPED, *_entries(find("data_manifests", str(manifest))))
 
 
-def load_table(name: str, root: Path | None = None, manifest: str | Path = "tabular") -> Table:
+def load_table(
+    name: str, root: str | Path | None = None, manifest: str | Path = "tabular"
+) -> Table:
     r"""Loads a table.
 
     Arguments:
@@ -86,7 +109,8 @@ def load_table(name: str, root: Path | None = None, manifest: str | Path = "tabu
     """
     if name in SHIPPED:
         return Table(name, *_shipped(name))
-    entries = _entries(manifest)
+    source = find("data_manifests", str(manifest))
+    entries = _entries(source)
     if name not in entries:
         known = (*SHIPPED, *entries)
         raise UserError(
@@ -97,23 +121,26 @@ def load_table(name: str, root: Path | None = None, manifest: str | Path = "tabu
         raise UserError(
             f"table {name}: no data root, expected the folder that holds {entry['files'][0]}."
         )
-    paths = [root / file for file in entry["files"]]
+    paths = [Path(root) / file for file in entry["files"]]
     for path in paths:
         if not path.is_file():
-            raise UserError(f"table {name}: {path} is absent; see 'get' in {manifest}.yml.")
+            raise UserError(f"table {name}: {path} is absent; see 'get' in {source}.")
     parts = READERS[name](paths, entry)
+    for part in parts:
+        if part.ndim != 2:
+            raise UserError(f"table {name}: a part of shape {part.shape}, expected (N, d).")
     found = [len(part) for part in parts]
     if found != list(entry["rows"]):
         raise UserError(f"table {name}: {found} rows, expected {list(entry['rows'])}.")
-    if parts[0].shape[1] != entry["dim"]:
-        raise UserError(f"table {name}: {parts[0].shape[1]} columns, expected {entry['dim']}.")
+    for part in parts:
+        if part.shape[1] != entry["dim"]:
+            raise UserError(f"table {name}: {part.shape[1]} columns, expected {entry['dim']}.")
     if not all(np.isfinite(part).all() for part in parts):
         raise UserError(f"table {name}: a value is not finite, expected numbers only.")
     return Table(name, *parts)
 
 
-def _entries(manifest: str | Path) -> Mapping[str, Any]:
-    path = find("data_manifests", str(manifest))
+def _entries(path: Path) -> Mapping[str, Any]:
     content = read_yaml(path)
     tables = content.get("tables") if isinstance(content, dict) else None
     if not isinstance(tables, dict):
@@ -124,7 +151,26 @@ def _entries(manifest: str | Path) -> Mapping[str, Any]:
             raise UserError(f"{path}: tables.{name}: the key {min(missing)!r} is missing.")
         if name not in READERS:
             raise UserError(f"{path}: tables.{name}: expected one of {', '.join(READERS)}.")
+        _check_entry(f"{path}: tables.{name}", entry, RAW_FILES.get(name, 1), name in ARRAYS)
     return tables
+
+
+def _check_entry(where: str, entry: Mapping[str, Any], files: int, array: bool) -> None:
+    def are(values: object, kind: type, length: int) -> bool:
+        found = values if isinstance(values, list) else ()
+        return len(found) == length and all(type(v) is kind for v in found)
+
+    if not are(entry["files"], str, files):
+        raise UserError(
+            f"{where}.files: got {entry['files']!r}, expected {files} names of files in a list."
+        )
+    if not are(entry["rows"], int, 3):
+        raise UserError(f"{where}.rows: got {entry['rows']!r}, expected three whole numbers.")
+    if array and "raw_columns" not in entry:
+        raise UserError(f"{where}: the key 'raw_columns' is missing.")
+    for key in ("dim", "raw_columns") if array else ("dim",):
+        if type(entry[key]) is not int or entry[key] < 1:
+            raise UserError(f"{where}.{key}: got {entry[key]!r}, expected a number of columns.")
 
 
 def _tenths(x: Array) -> Parts:
@@ -143,13 +189,20 @@ def _standardise(parts: Parts, by: Array, ddof: int = 0) -> Parts:
 
 def _array(path: Path, entry: Mapping[str, Any]) -> Array:
     try:
-        x = np.load(path, allow_pickle=False)
-    except ValueError as error:
-        raise UserError(f"{path}: not an array of numbers: {error}.") from None
+        with path.open("rb") as file:
+            x = np.load(file, allow_pickle=False)
+    except (ValueError, OSError, EOFError, MemoryError, zipfile.BadZipFile) as error:
+        raise UserError(f"{path}: not an array of numbers: {one_line(error)}.") from None
+    if not isinstance(x, np.ndarray):
+        raise UserError(f"{path}: an archive of arrays, expected one array of numbers.")
+    if x.dtype.kind not in "fiu":
+        raise UserError(f"{path}: not an array of numbers: its dtype is {x.dtype}.")
     if x.ndim != 2 or x.shape[1] != entry["raw_columns"]:
         raise UserError(
             f"{path}: an array of shape {x.shape}, expected {entry['raw_columns']} columns."
         )
+    if not len(x):
+        raise UserError(f"{path}: an array without rows.")
     return x.astype(np.float64)
 
 
@@ -169,7 +222,19 @@ def _power(paths: list[Path], entry: Mapping[str, Any]) -> Parts:
 def _gas(paths: list[Path], entry: Mapping[str, Any]) -> Parts:
     import pandas as pd
 
-    frame = pd.read_pickle(paths[0]).drop(columns=["Meth", "Eth", "Time"])
+    try:
+        frame = pd.read_pickle(paths[0])
+    except DAMAGED_PICKLE as error:
+        raise UserError(f"{paths[0]}: cannot be unpickled: {one_line(error)}.") from None
+    if not isinstance(frame, pd.DataFrame):
+        raise UserError(
+            f"{paths[0]}: holds an object of type {type(frame).__name__}, expected a DataFrame."
+        )
+    absent = [c for c in GAS_LABELS if c not in frame.columns]
+    if absent:
+        raise UserError(f"{paths[0]}: no column {absent[0]!r}, expected a frame that has it.")
+    frame = frame.drop(columns=list(GAS_LABELS))
+    _check_numbers(paths[0], frame)
     while True:
         crowded = np.flatnonzero((frame.corr() > 0.98).sum(axis=1).to_numpy() > 1)
         if not len(crowded):
@@ -184,16 +249,47 @@ def _gas(paths: list[Path], entry: Mapping[str, Any]) -> Parts:
 def _hepmass(paths: list[Path], entry: Mapping[str, Any]) -> Parts:
     import pandas as pd
 
-    train, test = (pd.read_csv(path, index_col=False) for path in paths)
-    # The test file has a stray column at its end.
-    frames = [f.iloc[:, : train.shape[1]] for f in (train, test)]
-    x, y = (f[f.iloc[:, 0] == 1].iloc[:, 1:].to_numpy(np.float64) for f in frames)
+    samples: list[Array] = []
+    width = None
+    for path in paths:
+        try:
+            frame = pd.read_csv(path, index_col=False)
+        except (ValueError, OSError) as error:
+            raise UserError(f"{path}: not a table of numbers: {one_line(error)}.") from None
+        # The test file has a stray column at its end.
+        frame = frame.iloc[:, :width]
+        width = width or frame.shape[1]
+        if not 1 < frame.shape[1] == width:
+            raise UserError(f"{path}: {frame.shape[1]} columns, expected {max(width, 2)} or more.")
+        _check_numbers(path, frame)
+        chosen = frame[frame.iloc[:, 0] == 1].iloc[:, 1:].to_numpy(np.float64)
+        if not len(chosen):
+            raise UserError(
+                f"{path}: no row has a 1 in its first column, the label of collisions."
+            )
+        samples.append(chosen)
+    x, y = samples
     x, _, y = _standardise((x, x, y), x, ddof=1)
     # As in the original: a column is discrete if its least value occurs more than five times.
     discrete = (x == x.min(axis=0)).sum(axis=0) > 5
     x, y = x[:, ~discrete], y[:, ~discrete]
     val = int(0.1 * len(x))
     return x[: len(x) - val], x[len(x) - val :], y
+
+
+def _check_numbers(path: Path, frame: "pd.DataFrame") -> None:
+    if not frame.size:
+        raise UserError(f"{path}: no rows of numbers.")
+    for column, dtype in zip(frame.columns, frame.dtypes, strict=True):
+        if dtype.kind not in "fiu":
+            raise UserError(
+                f"{path}: column {str(column)[:40]!r} holds {dtype}, expected numbers."
+            )
+    bad = int((~np.isfinite(frame.to_numpy(np.float64))).any(axis=1).sum())
+    if bad:
+        raise UserError(
+            f"{path}: {bad} of {len(frame)} rows are short or not finite, expected numbers only."
+        )
 
 
 def _miniboone(paths: list[Path], entry: Mapping[str, Any]) -> Parts:
@@ -210,8 +306,8 @@ def _bsds300(paths: list[Path], entry: Mapping[str, Any]) -> Parts:
     try:
         with h5py.File(paths[0]) as file:
             parts = [np.asarray(file[k], np.float64) for k in ("train", "validation", "test")]
-    except (OSError, KeyError) as error:
-        raise UserError(f"{paths[0]}: cannot be read: {error}.") from None
+    except (OSError, KeyError, ValueError, TypeError) as error:
+        raise UserError(f"{paths[0]}: cannot be read: {one_line(error)}.") from None
     return parts[0], parts[1], parts[2]
 
 

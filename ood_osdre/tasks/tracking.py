@@ -19,6 +19,7 @@ from torch import Generator, Tensor
 
 from ..data.batches import step_generator
 from ..errors import UserError
+from .dependence import real_values
 from .estimators import DrawPairs, FitOptions, RatioFit, divergence, fit_ratio
 
 Sampler: TypeAlias = Callable[[int, Generator], Tensor]
@@ -63,7 +64,7 @@ class KLTracker:
             and a generator.
 
     Raises:
-        UserError: If the reference is too small, of another dimension, or not finite.
+        UserError: If the reference is too small, of another dimension, masked, or not finite.
 
     Example:
         >>> tracker = KLTracker(2, options=FitOptions(steps=20, backbone="quadratic"))
@@ -161,10 +162,7 @@ def _pairs(reference: _Source, window: _Source) -> DrawPairs:
 
 
 def _points(name: str, values: ArrayLike, dim: int) -> Tensor:
-    try:
-        array = np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise UserError(f"{name}: expected numbers, got something else.") from None
+    array = real_values(name, values)
     if array.ndim != 2 or array.shape[1] != dim:
         raise UserError(f"{name}: got shape {array.shape}, expected (N, {dim}).")
     if len(array) < LEAST_WINDOW:
