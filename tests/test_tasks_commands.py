@@ -22,7 +22,8 @@ from ood_osdre.tasks import density, images, kl, planar, reports
 from ood_osdre.tasks.__main__ import main
 from ood_osdre.tasks.images import image_jobs, levels_of
 from ood_osdre.tasks.planar import planar_jobs
-from ood_osdre.tasks.reports import Row, refuse_other_results, run_jobs, write_report
+from ood_osdre.tasks.processes import run_jobs
+from ood_osdre.tasks.reports import Row, refuse_other_results, write_report
 from ood_osdre.tasks.tables_density import table_jobs
 
 
@@ -302,7 +303,7 @@ def test_failed_job_stops_the_rest(
 SCRIPT = """
 import sys
 from ood_osdre.errors import exit_status
-from ood_osdre.tasks.reports import run_jobs
+from ood_osdre.tasks.processes import run_jobs
 
 if __name__ == "__main__":
     sys.exit(exit_status(lambda: len(run_jobs(eval, [sys.argv[1]] * 3, 2, False))))

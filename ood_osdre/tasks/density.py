@@ -18,13 +18,13 @@ from ..bases import KERNELS
 from ..errors import UserError
 from .images import estimate_image, image_jobs
 from .planar import estimate_planar, planar_jobs, plot_planar
+from .processes import run_jobs
 from .reports import (
     Row,
     add_common_arguments,
     announce,
     check_common_arguments,
     refuse_other_results,
-    run_jobs,
     write_report,
 )
 from .tables_density import estimate_table, table_jobs

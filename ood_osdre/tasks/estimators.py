@@ -26,13 +26,13 @@ from torch.nn import functional as F
 
 from ..building import SCHEDULES
 from ..data.batches import step_generator
-from ..errors import UserError
 from ..noises import DDBINoise
 from ..objectives import Draw, UniformTimes
 from ..paths import GaussianPath, Moments
 from ..ratio import OneStepRatio, RatioModel
 from ..sections import TrainingConfig
 from ..training import Trainer
+from .checks import checked_pairs
 from .methods import METHODS, Context, FitOptions, Method
 
 DrawPairs: TypeAlias = Callable[[int, Generator], tuple[Tensor, Tensor]]
@@ -162,7 +162,7 @@ def fit_ratio(
     device = torch.device(options.device)
 
     generator = step_generator(options.seed, MOMENTS, 0, device)
-    pairs = _checked("draw_pairs", draw_pairs(FIRST, generator), dim, FIRST, generator.device)
+    pairs = checked_pairs("draw_pairs", draw_pairs(FIRST, generator), dim, FIRST, generator.device)
     affine = _pooled(pairs, options) if initial is None else initial.standardise
     x_0, x_1 = (affine(x) for x in pairs)
     noise = DDBINoise(options.gamma2, options.eps)
@@ -177,7 +177,7 @@ def fit_ratio(
     objective = method.objective(context).to(device)
     validation = None
     if held_out is not None:
-        held_out = _checked("held_out", held_out, dim)
+        held_out = checked_pairs("held_out", held_out, dim)
         generator = step_generator(options.seed, HELD_OUT, 0, device)
         validation = batches.standardised(held_out, generator)
 
@@ -308,39 +308,6 @@ def _check_kind(method: Method, dim: int, options: FitOptions, initial: RatioFit
         old, new = getattr(initial.options, name), getattr(options, name)
         if old != new:
             raise ValueError(f"'initial' is a fit with {name} {old!r}, not {new!r}.")
-
-
-def _checked(
-    name: str,
-    pairs: tuple[Tensor, Tensor],
-    dim: int,
-    size: int | None = None,
-    device: torch.device | None = None,
-) -> tuple[Tensor, Tensor]:
-    r"""Returns points of both sources in the default type, or says what is wrong with them."""
-    both = list(pairs) if isinstance(pairs, tuple | list) else [pairs]
-    if len(both) != 2 or not all(isinstance(x, Tensor) for x in both):
-        found = ", ".join(type(x).__name__ for x in both[:3]) or "none"
-        raise ValueError(f"'{name}' should give two tensors, got {len(both)}: {found}.")
-    x_0, x_1 = both
-    n = len(x_0) if size is None and x_0.ndim else size
-    if not n or x_0.shape != (n, dim) or x_1.shape != (n, dim):
-        raise ValueError(
-            f"'{name}' should give points of both sources with shape ({n or 'N >= 1'}, {dim}), "
-            f"got {tuple(x_0.shape)} and {tuple(x_1.shape)}."
-        )
-    for label, x in (("p_0", x_0), ("p_1", x_1)):
-        if not x.is_floating_point():
-            raise ValueError(f"'{name}' should give floating-point points, got {x.dtype}.")
-        if device is not None and x.device.type != device.type:
-            raise ValueError(f"'{name}' should give points on {device}, got {x.device}.")
-        bad = int((~torch.isfinite(x)).any(dim=1).sum())
-        if bad:
-            raise UserError(
-                f"{name}: {bad} of {n} points of {label} are not finite, expected numbers only."
-            )
-    dtype = torch.get_default_dtype()
-    return x_0.detach().to(dtype), x_1.detach().to(dtype)
 
 
 def _build(method: Method, context: Context) -> RatioModel:

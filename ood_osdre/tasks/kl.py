@@ -28,6 +28,7 @@ from ..errors import UserError
 from .drift import DriftMonitor
 from .estimators import METHODS, FitOptions, fit_ratio
 from .gaussians import SCENARIOS, scenario
+from .processes import run_jobs
 from .reports import (
     Row,
     add_common_arguments,
@@ -36,7 +37,6 @@ from .reports import (
     count,
     refuse_other_results,
     refuse_unknown,
-    run_jobs,
     summarise,
     write_report,
 )

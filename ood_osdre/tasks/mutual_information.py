@@ -31,6 +31,7 @@ from .gaussians import correlated_pairs
 from .information import mutual_information
 from .information_jobs import JOBS, QUADRATIC, Job
 from .neighbours import ksg
+from .processes import run_jobs
 from .reports import (
     Row,
     add_common_arguments,
@@ -39,7 +40,6 @@ from .reports import (
     count,
     refuse_other_results,
     refuse_unknown,
-    run_jobs,
     summarise,
     write_report,
 )
