@@ -38,6 +38,7 @@ from .objectives import (
     EndPointLoss,
     InverseVarianceTimes,
     InverseVarianceWeight,
+    JointScoreMatching,
     LogitNormalTimes,
     NoiseVarianceWeight,
     Objective,
@@ -105,6 +106,7 @@ def build_ratio(config: Config, classes: int, features: int | None = None) -> Ra
             evaluation.evaluations,
             build_path(config).t_range,
             evaluation.solver,
+            evaluation.tolerance,
         )
     backbone, width = build_backbone(config, features)
     classes = _head_size(config, classes)
@@ -249,7 +251,7 @@ def build_objective(
     terms: dict[str, tuple[float, Callable[[], Term]]] = {
         "endpoint": (
             o.endpoint,
-            lambda: EndPointLoss(path, loss=o.endpoint_loss, clean=o.endpoint_clean),
+            lambda: EndPointLoss(path, o.endpoint_loss, o.endpoint_clean, o.endpoint_cap),
         ),
         "class": (o.class_weight, lambda: ClassLoss(path, clean=o.endpoint_clean)),
         "outlier_exposure": (
@@ -266,7 +268,14 @@ def build_objective(
                 else ConditionalScoreMatching(path, weight, form=o.conditional_form)
             ),
         ),
-        "time_score": (o.time_score, lambda: TimeScoreMatching(path, weight, times)),
+        "time_score": (
+            o.time_score,
+            lambda: (
+                JointScoreMatching(path, build_decoder(path, ratio), weight, times, o.data_score)
+                if o.data_score
+                else TimeScoreMatching(path, weight, times)
+            ),
+        ),
         "path_difference": (o.path_difference, lambda: PathDifference(path, weight, o.delta)),
         "shrinkage": (o.shrinkage, lambda: Shrinkage(path, clean=o.endpoint_clean)),
         "path_variance": (o.path_variance, lambda: PathVariance(path, moments)),

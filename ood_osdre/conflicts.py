@@ -29,6 +29,8 @@ EXTRAS = {
     "time_conditioned": (),
     "classifier": ("outlier_exposure",),
 }
+# The terms that have a form with a data score.
+DATA_SCORED = ("conditional", "time_score")
 
 
 def conflicts(config: "Config") -> Iterator[str]:
@@ -89,10 +91,12 @@ def _network_conflicts(config: "Config") -> Iterator[str]:
             yield "network.kind: got unet, expected resnet or mlp for estimator time_conditioned."
     if objective.data_score and network.kind == "resnet":
         yield "objective.data_score: is on, but network.kind resnet has no decoder; unet has one."
-    if objective.data_score and (config.estimator != "one_step" or not objective.conditional):
+    beside = [term for term in DATA_SCORED if getattr(objective, term)]
+    if objective.data_score and (config.estimator != "one_step" or len(beside) != 1):
         yield (
-            "objective.data_score: is on, expected beside objective.conditional of estimator "
-            "one_step."
+            "objective.data_score: is on, expected beside one of "
+            f"{' and '.join(f'objective.{term}' for term in DATA_SCORED)} of estimator one_step, "
+            f"got {' and '.join(beside) or 'neither'} of estimator {config.estimator}."
         )
     if (
         network.kind != "resnet"

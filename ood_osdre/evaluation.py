@@ -27,6 +27,7 @@ from tqdm import tqdm
 
 from . import distributed
 from .baselines import Classifier, TimeConditionedRatio
+from .baselines.time_conditioned import Spent
 from .calibration import ratio_calibration
 from .data import BenchmarkData, ImageSet
 from .data.development import development_sets
@@ -63,10 +64,12 @@ def score_images(
     scorer.eval()
     scores, classes = [], []
     rows = distributed.share(len(images))
-    # A process without rows, of a set smaller than their number, takes an empty batch: the others
-    # wait for what it gathers.
-    for start in range(rows.start, rows.stop, batch_size) or (rows.start,):
-        stop = min(start + batch_size, rows.stop)
+    own = rows.stop - rows.start
+    # The others wait for what a process gathers that has no rows, as the set is smaller than their
+    # number. It scores another's image, as not every network takes an empty batch, and gives none.
+    end = max(rows.stop, rows.start + 1)
+    for start in range(rows.start, end, batch_size):
+        stop = min(start + batch_size, end)
         batch = torch.as_tensor(np.ascontiguousarray(images[start:stop]))
         h = scorer.coefficients(preprocess(batch))
         scores.append(scorer.log_ratio_of(h.total))
@@ -74,8 +77,11 @@ def score_images(
             classes.append(h.logits.argmax(dim=1))
         if bar is not None:
             bar.update(len(batch))
-    predicted = distributed.gather_rows(torch.cat(classes).cpu().numpy()) if classes else None
-    return distributed.gather_rows(torch.cat(scores).float().cpu().numpy()), predicted
+    score = torch.cat(scores)[:own].float().cpu().numpy()
+    if not classes:
+        return distributed.gather_rows(score), None
+    predicted = torch.cat(classes)[:own].cpu().numpy()
+    return distributed.gather_rows(score), distributed.gather_rows(predicted)
 
 
 class Validation:
@@ -166,11 +172,13 @@ class Evaluation:
         scores: The score of every image.
         accuracy: The ID accuracy, None without a class head.
         seconds: The scoring time, decoding excluded.
+        evaluations: The network evaluations that an image took, on average.
     """
 
     scores: Scores
     accuracy: float | None
     seconds: float
+    evaluations: float
 
 
 def evaluate_benchmark(
@@ -190,13 +198,15 @@ def evaluate_benchmark(
         progress: Whether to show a progress bar.
 
     Returns:
-        The scores, the ID accuracy and the time it took.
+        The scores, the ID accuracy, the time and the network evaluations it took.
     """
     id_name = f"{data.manifest.id_name}_test"
     sets: list[tuple[str, str, ImageSet]] = [("id", id_name, data.id_test)]
     groups: Mapping[str, Mapping[str, ImageSet]] = {"near": data.near, "far": data.far}
     sets += [(role, name, s) for role, group in groups.items() for name, s in group.items()]
 
+    if isinstance(scorer, TimeConditionedRatio):
+        scorer.spent = Spent(0, 0)
     scores, accuracy = Scores(), None
     total = sum(len(s) for _, _, s in sets)
     started = time.perf_counter()
@@ -206,7 +216,16 @@ def evaluate_benchmark(
             if role == "id" and predicted is not None:
                 accuracy = float(np.mean(predicted == images.labels))
             scores.add(role, name, score, images.labels, images.names)
-    return Evaluation(scores, accuracy, time.perf_counter() - started)
+    seconds = time.perf_counter() - started
+    return Evaluation(scores, accuracy, seconds, _evaluations(scorer))
+
+
+def _evaluations(scorer: RatioModel) -> float:
+    r"""Returns the network evaluations that an input took, on average over all processes."""
+    if not isinstance(scorer, TimeConditionedRatio):
+        return 1.0
+    spent = distributed.gather_rows(np.array([scorer.spent])).sum(axis=0)
+    return float(spent[1] / spent[0])
 
 
 def deployed(
@@ -222,7 +241,8 @@ def deployed(
     """
     model = ratio.fold()
     if isinstance(model, TimeConditionedRatio):
-        model.solver, model.evaluations = options.solver, options.evaluations
+        model.solver, model.tolerance = options.solver, options.tolerance
+        model.evaluations = options.evaluations
     if isinstance(model, Classifier):
         model.score, model.neighbours = options.score, options.neighbours
         if options.score == "knn":

@@ -262,7 +262,11 @@ def evaluate_run(
         validation={} if outcome is None else {"best": outcome.best, "history": outcome.history},
         train_seconds=None if outcome is None else outcome.seconds,
         score_seconds=done.seconds,
-        results={"accuracy": done.accuracy, "parameters": table.parameters},
+        results={
+            "accuracy": done.accuracy,
+            "parameters": table.parameters,
+            "evaluations": done.evaluations,
+        },
     ).write(folder / "run.json")
     return table
 

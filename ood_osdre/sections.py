@@ -118,11 +118,13 @@ class ObjectiveConfig(Section):
         endpoint: The weight of the proper loss on :math:`\log \hat r` at the ends.
         endpoint_loss: Its form.
         endpoint_clean: Whether it sees the clean ends, not the path's dequantised ones.
+        endpoint_cap: The log-ratio, in nats, from which its exponentials go on as tangents.
         class_weight: The weight of the class head's cross-entropy on ID data.
         outlier_exposure: The weight of the class head's uniformity on the reference.
         conditional: The weight of conditional score matching.
         conditional_form: Its form; all share one minimiser.
-        data_score: The factor on the data score that a decoder learns beside `conditional`.
+        data_score: The factor on the data score that a decoder learns beside `conditional`, by
+            denoising, or beside `time_score`, by slices.
         time_score: The weight of time score matching with boundary terms.
         path_difference: The weight of the path-difference loss.
         delta: The step of the path difference.
@@ -134,10 +136,11 @@ class ObjectiveConfig(Section):
     """
 
     endpoint: Weight = 1.0
-    endpoint_loss: Literal["logistic", "nce", "infonce", "chisq", "pw", "lsif", "kliep"] = (
-        "logistic"
-    )
+    endpoint_loss: Literal[
+        "logistic", "nce", "infonce", "chisq", "pw", "pw_ridge", "lsif", "kliep"
+    ] = "logistic"
     endpoint_clean: bool = False
+    endpoint_cap: Positive = 10.0
     class_weight: Weight = 0.0
     outlier_exposure: Weight = 0.0
     conditional: Weight = 0.0
@@ -240,8 +243,10 @@ class EvaluationConfig(Section):
         batch_size: The number of images scored at once.
         select: The validation quantity whose best step is kept.
         use_ood_val: Whether selection sees the OOD validation lists; recorded in the run file.
-        solver: How a time-conditioned score is integrated.
+        solver: How a time-conditioned score is integrated: by the trapezoidal rule, or by an
+            adaptive Runge-Kutta method; the run record says how many evaluations it took.
         evaluations: The number of network evaluations of its trapezoidal rule.
+        tolerance: The tolerance of its adaptive method, relative and, in nats, absolute.
         score: The score of a classifier.
         neighbours: The :math:`k` of its nearest-neighbour score.
     """
@@ -251,5 +256,6 @@ class EvaluationConfig(Section):
     use_ood_val: bool = False
     solver: Literal["trapezoid", "ode"] = "trapezoid"
     evaluations: Annotated[int, Range(low=2)] = 10
+    tolerance: Positive = 1e-3
     score: Literal["msp", "energy", "knn"] = "msp"
     neighbours: Count = 50

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from . import checkpoints, distributed
+from .data.batches import step_generator
 from .errors import UserError
 from .files import write_text_atomic
 from .objectives import Draw
@@ -40,6 +41,9 @@ from .state import pack_state, unpack_state
 
 # Steps between two looks at the loss, which wait for the device, and between lines of the log.
 REPORT_EVERY, LOG_EVERY = 20, 100
+
+# The stream of the directions that sliced terms look along, beside those of the data's batches.
+PROBE = 6
 
 # The log of a run, one JSON object a line, in its folder.
 LOG = "log.jsonl"
@@ -138,6 +142,7 @@ class Trainer:
             group["lr"] = group["peak"] * learning_rate_factor(step, options)
         self.ratio.train()
         rows = distributed.share(len(draw.t))
+        draw = self._with_probe(draw)
         draw = Draw(*(None if x is None else x[rows] for x in draw))  # type: ignore[arg-type]
         with self.autocast:
             losses = {k: v.mean() for k, v in self.loss(draw).items()}
@@ -155,6 +160,15 @@ class Trainer:
         average_into(self.averaged, self.ratio, min(options.ema, (1 + step) / (10 + step)))
         self.outcome.step += 1
         return {k: v.detach() for k, v in losses.items()}
+
+    def _with_probe(self, draw: Draw) -> Draw:
+        r"""Adds the directions that sliced terms look along, if no batch brought them."""
+        if draw.probe is not None or not getattr(self.objective, "needs_probe", False):
+            return draw
+        like = draw.noise
+        generator = step_generator(self.options.seed, PROBE, self.outcome.step, like.device)
+        probe = torch.randn(like.shape, generator=generator, device=like.device, dtype=like.dtype)
+        return draw._replace(probe=probe)
 
     def run(
         self, time_budget: float | None = None, progress: bool = True, resume: bool = False

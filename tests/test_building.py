@@ -23,11 +23,12 @@ from ood_osdre.config import Config, load_config
 from ood_osdre.conflicts import OPEN_SCHEDULES, STAGES, WIDTH_STEP
 from ood_osdre.errors import UserError
 from ood_osdre.networks import MLP, NORMS, CoefficientNetwork, ResNetBackbone
-from ood_osdre.objectives import FORMS, LOSSES, Draw
+from ood_osdre.objectives import FORMS, LOSSES, Draw, JointScoreMatching, TimeScoreMatching
 from ood_osdre.options import option_types
 from ood_osdre.paths import Moments
 from ood_osdre.resources import names
 from ood_osdre.sections import BasisConfig, NetworkConfig, ObjectiveConfig, PathConfig
+from ood_osdre.training import Trainer
 
 NETWORK = {"width": 0.125, "depths": [1, 1, 1, 1], "stem_stride": 2}
 
@@ -123,16 +124,23 @@ def test_every_shipped_configuration_builds(name: str) -> None:
     assert losses["total"].isfinite().all()
 
 
+# Time score matching needs a weight that tames its ends.
+JOINT = [{"conditional": 1.0}, {"time_score": 1.0, "weight": "noise_variance"}]
+
+
+@pytest.mark.parametrize("terms", JOINT, ids=lambda t: next(iter(t)))
 @pytest.mark.parametrize("kind", ["unet", "mlp"])
-def test_a_data_score_trains_its_decoder_and_what_it_shares(kind: str) -> None:
+def test_a_data_score_trains_its_decoder_and_what_it_shares(
+    kind: str, terms: dict[str, object]
+) -> None:
     network = {"kind": kind, "width": 0.125, "norm": "group", "depths": [1, 1]}
-    terms = {"endpoint": 0.0, "conditional": 1.0, "data_score": 1.0}
+    terms = {"endpoint": 0.0, "data_score": 1.0, **terms}
     config = Config.from_mapping({"network": network, "objective": terms})
-    shape, features = ((3, 16, 16), None) if kind == "unet" else ((5,), 5)
+    shape, features = ((3, 8, 8), None) if kind == "unet" else ((5,), 5)
     ratio = build_ratio(config, classes=0, features=features)
     x_0, x_1, noise = torch.randn(3, 6, *shape)
     times, objective = prepare_objective(config, Moments.of(x_0, x_1), ratio)
-    draw = Draw(x_0, x_1, times.sample(6), noise)
+    draw = Draw(x_0, x_1, times.sample(6), noise, probe=torch.randn(x_0.shape))
     shared = set(map(id, ratio.parameters()))
     assert not shared & set(map(id, objective.parameters()))
 
@@ -147,6 +155,71 @@ def test_a_data_score_trains_its_decoder_and_what_it_shares(kind: str) -> None:
     # A head that starts at zero lets no gradient through before its first step.
     assert all(p.grad is not None for p in objective.parameters())
     assert ratio.fold().log_ratio(x_1).shape == (6,)
+
+
+def test_the_sliced_data_score_trains_on_images_through_a_configuration() -> None:
+    config = Config.from_mapping(
+        {
+            "network": {"kind": "unet", "width": 0.125, "norm": "group"},
+            "objective": {
+                "endpoint": 0.0, "time_score": 1.0, "weight": "noise_variance", "data_score": 0.5,
+            },
+            "training": {"steps": 3, "batch_size": 4, "warmup": 1, "ema": 0.5},
+        }
+    )  # fmt: skip
+    ratio = build_ratio(config, classes=0)
+    x_0, x_1, noise = torch.randn(3, 4, 3, 16, 16)
+    times, objective = prepare_objective(config, Moments.of(x_0, x_1), ratio)
+    term = objective.terms["time_score"]
+    assert isinstance(term, JointScoreMatching)
+    assert term.balance == 0.5
+    draws = []
+
+    def batches(step: int) -> Draw:
+        return Draw(x_0, x_1, times.sample(4), noise)
+
+    objective.register_forward_pre_hook(lambda _, args: draws.append(args[1]))
+    trainer = Trainer(ratio, objective, batches, config.training, select=None)
+    before = {k: v.clone() for k, v in ratio.network.backbone.state_dict().items()}
+    trainer.run(progress=False)
+    # The trainer drew the directions: others in each step, the same in a run that is resumed.
+    probes = [draw.probe for draw in draws]
+    assert all(probe is not None and probe.shape == x_0.shape for probe in probes)
+    assert not torch.equal(probes[0], probes[1])
+    trainer.outcome.step = 0
+    assert torch.equal(trainer._with_probe(batches(0)).probe, probes[0])
+
+    moved = [
+        k for k, v in ratio.network.backbone.state_dict().items() if not torch.equal(v, before[k])
+    ]
+    assert len(moved) == len(before)
+
+    # The data score by itself reaches the encoder and the decoder.
+    draw = draws[-1]
+    at = {name: ratio.coefficients(x) for name, x in term.points(draw).items()}
+    time_score = TimeScoreMatching(term.path, term.weight, term.times)
+    only_data = (term.loss(ratio, draw, at) - time_score.loss(ratio, draw, at)).mean()
+    for p in (ratio.network.backbone.stem.weight, term.data_score.head.weight):
+        (gradient,) = torch.autograd.grad(only_data, p, retain_graph=True)
+        assert gradient.abs().max() > 0
+
+
+def test_options_of_the_end_point_loss_and_the_solver_arrive() -> None:
+    config = Config.from_mapping({"objective": {"endpoint_loss": "chisq", "endpoint_cap": 5}})
+    path, moments = build_path(config), Moments(4, 4.0, 0.0, 8.0)
+    objective = build_objective(config, path, build_times(config, path, moments), moments)
+    term = objective.terms["endpoint"]
+    assert (term.kind, term.cap) == ("chisq", 5.0)
+    timed = Config.from_mapping(
+        {
+            "estimator": "time_conditioned",
+            "network": {**NETWORK, "norm": "group"},
+            "objective": {"endpoint": 0, "time_score": 1},
+            "evaluation": {"solver": "ode", "tolerance": 1e-5},
+        }
+    )
+    ratio = build_ratio(timed, classes=0)
+    assert (ratio.solver, ratio.tolerance) == ("ode", 1e-5)
 
 
 def test_a_data_score_needs_a_backbone_with_a_decoder() -> None:

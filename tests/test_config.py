@@ -64,6 +64,26 @@ def test_shipped_configurations_load_and_round_trip(name: str) -> None:
     assert Config.from_mapping(yaml.safe_load(yaml.safe_dump(config.to_dict()))) == config
 
 
+def test_the_joint_configuration_differs_from_the_papers_in_what_it_says() -> None:
+    joint, paper = (load_config(f"cifar10_{name}").to_dict() for name in ("joint", "paper"))
+    differing = {
+        f"{section}.{key}"
+        for section in SECTIONS
+        for key, value in joint[section].items()
+        if paper[section][key] != value
+    }
+    assert differing == {
+        "network.kind", "network.norm", "objective.conditional_form", "objective.data_score",
+        "training.amp", "training.ema", "training.warmup",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100", "cifar10_cpu", "cifar100_cpu"])
+def test_the_shipped_defaults_have_the_objective_of_the_records(name: str) -> None:
+    objective = load_config(name).objective
+    assert (objective.endpoint, objective.class_weight) == (1.0, 0.5)
+
+
 def test_an_empty_file_is_all_defaults(tmp_path: Path) -> None:
     assert load_config(write(tmp_path / "empty.yml", "")) == Config()
     assert load_config(write(tmp_path / "bare.yml", "training:\n")) == Config()
@@ -238,7 +258,18 @@ def test_sections_built_in_code_are_checked_too() -> None:
         ),
         (
             "network: {kind: unet, norm: group}\nobjective: {data_score: 1}",
-            "objective.data_score: is on, expected beside objective.conditional",
+            "expected beside one of objective.conditional and objective.time_score of estimator "
+            + "one_step, got neither of estimator one_step.",
+        ),
+        (
+            "network: {kind: unet, norm: group}\n"
+            + "objective: {conditional: 1, time_score: 1, data_score: 1}",
+            "got conditional and time_score of estimator one_step.",
+        ),
+        (
+            "estimator: time_conditioned\nnetwork: {kind: mlp, norm: group}\n"
+            + "objective: {endpoint: 0, time_score: 1, data_score: 1}",
+            "got time_score of estimator time_conditioned.",
         ),
         ("network: {width: 0.1}", "network.width: got 0.1, expected a multiple of 0.125."),
         ("network: {depths: [1, 1]}", "network.depths: got 2 entries, expected 4."),

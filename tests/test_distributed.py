@@ -58,14 +58,15 @@ def test_shares_neither_overlap_nor_lose(
 def test_two_processes_train_and_score_as_one(tmp_path: Path) -> None:
     one, two, mixed = tmp_path / "one", tmp_path / "two", tmp_path / "mixed"
     for folder, processes in ((one, 1), (two, 2)):
-        done = run(folder, processes)
+        # Sets of one image: one of two processes has none to score.
+        done = run(folder, processes, "data.val_limit=1")
         assert done.returncode == 0, done.stderr
         assert done.stdout.count("nearood") == 1  # the table is printed once
 
     # Half by two processes, the rest by one.
-    assert run(mixed, 2, "--time-budget", "0").returncode != 0
+    assert run(mixed, 2, "data.val_limit=1", "--time-budget", "0").returncode != 0
     assert json.loads((mixed / "state.json").read_text())["step"] == 1
-    done = run(mixed, 1, "--resume")
+    done = run(mixed, 1, "data.val_limit=1", "--resume")
     assert done.returncode == 0, done.stderr
 
     weights = [checkpoints.read_checkpoint(f, checkpoints.MODEL)[0] for f in (one, two, mixed)]

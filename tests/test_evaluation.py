@@ -3,12 +3,14 @@ r"""Tests for the ood_osdre.evaluation and experiment modules, at small size."""
 import csv
 import json
 import tracemalloc
+import weakref
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from ood_osdre.baselines import TimeConditionedRatio
 from ood_osdre.bases import RBFBasis
 from ood_osdre.building import build_ratio
 from ood_osdre.config import Config
@@ -72,13 +74,20 @@ def test_scores_are_log_ratios_in_the_order_of_the_images() -> None:
 
 
 def test_a_process_without_rows_takes_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ood_osdre.distributed.share", lambda size: slice(size, size))
+    monkeypatch.setattr("ood_osdre.distributed.share", lambda size: slice(0, 0))
     ratio = build_ratio(Config.from_mapping(SMALL), classes=5)
+
+    def check(module: torch.nn.Module, inputs: tuple[torch.Tensor]) -> None:
+        assert len(inputs[0])  # not every network takes an empty batch
+
+    ratio.network.register_forward_pre_hook(check)
     images = np.zeros((2, 32, 32, 3), dtype=np.uint8)
     scores, predicted = score_images(ratio, images, PREPROCESS)
     assert scores.shape == (0,)
+    assert scores.dtype == np.float32
     assert predicted is not None
     assert predicted.shape == (0,)
+    assert predicted.dtype == np.int64
 
 
 def test_memory_of_scoring_is_flat_in_the_size_of_the_set() -> None:
@@ -98,6 +107,14 @@ def test_memory_of_scoring_is_flat_in_the_size_of_the_set() -> None:
 
     def peak(count: int) -> int:
         ratio, images = brightness(), Made(count)
+        batches: list[weakref.ref[torch.Tensor]] = []
+
+        def watch(module: torch.nn.Module, inputs: tuple[torch.Tensor]) -> None:
+            # What PyTorch holds is not traced: no batch outlives the next one.
+            batches.append(weakref.ref(inputs[0]))
+            assert sum(batch() is not None for batch in batches) == 1
+
+        ratio.network.register_forward_pre_hook(watch)
         tracemalloc.start()
         scores, _ = score_images(ratio, images, PREPROCESS, batch_size=64)  # type: ignore[arg-type]
         _, peak = tracemalloc.get_traced_memory()
@@ -107,8 +124,66 @@ def test_memory_of_scoring_is_flat_in_the_size_of_the_set() -> None:
         return peak
 
     peak(64)  # whatever is imported or compiled on first use
-    # The scores themselves are 4 bytes an image, their parts a small object a batch.
+    # The scores themselves are 4 bytes an image, their parts small objects a batch.
     assert peak(64 * 80) - peak(64 * 10) < 64 * 70 * 24
+
+
+class Decay(torch.nn.Module):
+    r"""A time score that falls with the time, the faster the brighter the image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return torch.exp(-4 * x.flatten(1).mean(1) * t)
+
+
+SOLVERS = {
+    "adaptive": {"solver": "ode", "tolerance": 1e-6},
+    "loose": {"solver": "ode", "tolerance": 1e-2},
+    "fixed": {"evaluations": 100},
+}
+
+
+def test_a_solver_is_chosen_by_the_configuration_and_its_cost_is_recorded(
+    tmp_path: Path, digits: BenchmarkData
+) -> None:
+    scores, costs = {}, {}
+    for name, options in SOLVERS.items():
+        config = Config.from_mapping(
+            {
+                "estimator": "time_conditioned",
+                "network": {"norm": "group"},
+                "objective": {"endpoint": 0, "time_score": 1},
+                "evaluation": {"batch_size": 300, **options},
+            }
+        )
+        ratio, folder = TimeConditionedRatio(Decay()), tmp_path / name
+        ratio(torch.zeros(5, 3, 2, 2))  # what validation took does not count
+        scorer = Scorer(ratio, PREPROCESS, {})
+        evaluate_run(scorer, digits, config, folder, "given", progress=False)
+        (found,) = read_scores(folder / "scores.npz").of("id").values()
+        scores[name] = found.score
+        costs[name] = json.loads((folder / "run.json").read_text())["results"]["evaluations"]
+    np.testing.assert_allclose(scores["adaptive"], scores["fixed"], rtol=1e-3)
+    assert costs["fixed"] == 100
+    assert 6 < costs["loose"] < costs["adaptive"] < 100
+
+
+def test_evaluations_are_the_mean_over_images_not_over_batches(digits: BenchmarkData) -> None:
+    network, total = Decay(), 0
+    model = TimeConditionedRatio(network, solver="ode", tolerance=1e-6)
+    for images in (digits.id_test.images[:60], np.zeros((30, 32, 32, 3), np.uint8)):
+        network.calls = 0
+        score_images(model, images, PREPROCESS)
+        total += len(images) * network.calls
+    assert model.spent == (90, total)
+
+
+def test_a_one_step_ratio_takes_one_evaluation(digits: BenchmarkData) -> None:
+    assert evaluate_benchmark(brightness(), digits, PREPROCESS, progress=False).evaluations == 1
 
 
 def test_validation_matches_the_metrics_and_never_sees_test_sets(digits: BenchmarkData) -> None:

@@ -80,6 +80,21 @@ def test_a_file_that_disagrees_is_not_left_behind(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("wrong", ["mean", "std"])
+def test_a_wrong_preprocessing_inside_the_file_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str
+) -> None:
+    class Wrong(export.DeployedScorer):
+        def __init__(self, scorer: Scorer) -> None:
+            super().__init__(scorer)
+            setattr(self, wrong, 1.01 * getattr(self, wrong))
+
+    monkeypatch.setattr(export, "DeployedScorer", Wrong)
+    with pytest.raises(UserError, match=r"differ by .* nothing was written"):
+        export_scorer(make(), tmp_path / "scorer.pt2")
+    assert not list(tmp_path.iterdir())
+
+
 def test_refusals_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UserError, match=r"ends in \.pt2 or \.onnx"):
         export_scorer(make(), tmp_path / "scorer.pth")

@@ -54,8 +54,13 @@ from ood_osdre.schedules import (
 )
 
 EPS = 0.1
-# What each loss subtracts from the log-ratio; that of InfoNCE is undetermined.
-OFFSETS = {loss: math.log(1.2) if loss == "chisq" else 0.0 for loss in LOSSES if loss != "infonce"}
+# What each loss subtracts from the log-ratio; that of InfoNCE is undetermined, the ridge of PW
+# bends it.
+OFFSETS = {
+    loss: math.log(1.2) if loss == "chisq" else 0.0
+    for loss in LOSSES
+    if loss not in ("infonce", "pw_ridge")
+}
 
 
 def make_problem(schedule: nn.Module | None = None, dim: int = 1) -> GaussianProblem:
@@ -372,6 +377,38 @@ def test_pointwise_minimiser_is_the_log_ratio_up_to_the_cap(loss: str, p_1: floa
     assert found == pytest.approx(float(target), abs=1e-3)
 
 
+def test_the_ridge_of_pw_bends_the_minimiser_and_bounds_it() -> None:
+    f = torch.linspace(-6, 10, 17).requires_grad_()
+    # Of u = sqrt(r) / 2, as in the paper's code: E_0[(2u)^3 / 6 + 0.01 u^2] - E_1[u - 0.01 u^2].
+    u = (f / 2).exp() / 2
+    zero = torch.zeros_like(f)
+    gradient = [
+        torch.autograd.grad(value.sum(), f, retain_graph=True)[0]
+        for pair in ((f, zero), (zero, f))
+        for value in (LOSSES["pw_ridge"](*pair, 20.0),)
+    ]
+    expected = [
+        torch.autograd.grad(value.sum(), f, retain_graph=True)[0]
+        for value in ((2 * u) ** 3 / 6 + 0.01 * u**2, 0.01 * u**2 - u)
+    ]
+    torch.testing.assert_close(gradient, expected)
+
+    # The root w = 2u of w^2 + 0.01 (1 + r) w - r, for ratios r of all sizes.
+    r = torch.logspace(-3, 9, 25)
+    w = 2 * r / (0.01 * (1 + r) + (1e-4 * (1 + r) ** 2 + 4 * r).sqrt())
+    f = (2 * w.log()).requires_grad_()
+    zero = torch.zeros_like(f)
+    loss = LOSSES["pw_ridge"](f, zero, 20.0) / (1 + r) + LOSSES["pw_ridge"](zero, f, 20.0) * (
+        r / (1 + r)
+    )
+    (slope,) = torch.autograd.grad(loss.sum(), f)
+    torch.testing.assert_close(slope, zero, atol=1e-6, rtol=0)
+    assert (f.diff() > 0).all()
+    assert f.max() < 2 * math.log(100)
+    # Without the ridge it is the log-ratio.
+    assert f[0].item() == pytest.approx(r[0].log().item(), abs=0.4)
+
+
 @pytest.mark.parametrize("loss", LOSSES)
 def test_extreme_ratios_stay_finite_and_are_pulled_back(loss: str) -> None:
     f_0 = torch.tensor([-1e4, 1e4], dtype=torch.float32, requires_grad=True)
@@ -381,4 +418,6 @@ def test_extreme_ratios_stay_finite_and_are_pulled_back(loss: str) -> None:
 
     assert all(torch.isfinite(x).all() for x in (value, g_0, g_1))
     assert g_0[1] > 0
-    assert (g_1 <= 0).all()
+    assert g_1[0] <= 0
+    # A ridge at the ID points pulls those back, too.
+    assert g_1[1] > 0 if loss == "pw_ridge" else g_1[1] <= 0

@@ -24,6 +24,8 @@ __all__ = [
     "TimeConditionedScoreMatching",
 ]
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 
@@ -35,6 +37,13 @@ from ..quadrature import Quadrature, ode, trapezoid
 from ..ratio import RatioModel
 
 SOLVERS = ("trapezoid", "ode")
+
+
+class Spent(NamedTuple):
+    r"""What a solver cost: inputs, and network evaluations of all of them together."""
+
+    inputs: int
+    evaluations: int
 
 
 class TimeConditionedRatio(RatioModel):
@@ -64,6 +73,8 @@ class TimeConditionedRatio(RatioModel):
         self.network = network
         self.evaluations, self.t_range = evaluations, t_range
         self.solver, self.tolerance = solver, tolerance
+        #: The inputs integrated so far and the network evaluations of all of them together.
+        self.spent = Spent(0, 0)
 
     def time_score(self, x: Tensor, t: Tensor) -> Tensor:
         r"""Returns the time score :math:`s(x, t)`, at least in single precision.
@@ -91,7 +102,10 @@ class TimeConditionedRatio(RatioModel):
 
     def coefficients(self, x: Tensor) -> Coefficients:
         r"""Returns the log-ratio as the only coefficient, with shape :math:`(B, 1)`."""
-        return Coefficients(self.integrate(x).log_ratio[:, None])
+        log_ratio, evaluations = self.integrate(x)
+        inputs, before = self.spent
+        self.spent = Spent(inputs + len(x), before + len(x) * evaluations)
+        return Coefficients(log_ratio[:, None])
 
     def log_ratio_of(self, h: Tensor) -> Tensor:
         r"""Returns the log-ratio in nats (larger = more ID), the only coefficient of `h`."""

@@ -75,7 +75,13 @@ class Ratio(Protocol):
 
 
 class Term(nn.Module, abc.ABC):
-    r"""Abstract term of an objective."""
+    r"""Abstract term of an objective.
+
+    Attributes:
+        needs_probe: Whether the term looks at the draw's `probe`.
+    """
+
+    needs_probe = False
 
     @abc.abstractmethod
     def points(self, draw: Draw) -> dict[str, Tensor]:
@@ -140,6 +146,9 @@ class Objective(nn.Module):
             With batch normalisation that is the shortcut described above; it is here to be
             measured, not used.
 
+    Attributes:
+        needs_probe: Whether one of the terms looks at the draw's `probe`.
+
     Example:
         >>> from ood_osdre.objectives import EndPointLoss, Shrinkage
         >>> terms = {"endpoint": (1.0, EndPointLoss(clean=True)),
@@ -160,6 +169,7 @@ class Objective(nn.Module):
             )
 
         self.separate = separate
+        self.needs_probe = any(term.needs_probe for _, term in terms.values())
         self.weights = {name: float(weight) for name, (weight, _) in terms.items()}
         self.terms = nn.ModuleDict({name: term for name, (_, term) in terms.items()})
 

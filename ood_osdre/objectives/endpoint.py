@@ -15,8 +15,9 @@ from ..networks import Coefficients
 from ..paths import GaussianPath
 from .base import Draw, Ratio, Term
 
-# The public code of the paper adds this share of the reference's second moment.
-CHISQ_RIDGE = 0.1
+# The public code of the paper adds these shares of second moments: of the ratio at the reference,
+# of u = sqrt(r) / 2 at both ends.
+CHISQ_RIDGE, PW_RIDGE = 0.1, 0.01
 
 
 def _logistic(f_0: Tensor, f_1: Tensor, cap: float) -> Tensor:
@@ -39,6 +40,11 @@ def _pw(f_0: Tensor, f_1: Tensor, cap: float) -> Tensor:
     return _capped_exp(1.5 * f_0, 1.5 * cap) / 6 - (f_1.clamp(max=cap) / 2).exp() / 2
 
 
+def _pw_ridge(f_0: Tensor, f_1: Tensor, cap: float) -> Tensor:
+    ridge = PW_RIDGE / 4 * (_capped_exp(f_0, cap) + _capped_exp(f_1, cap))
+    return _pw(f_0, f_1, cap) + ridge
+
+
 def _infonce(f_0: Tensor, f_1: Tensor, cap: float) -> Tensor:
     return F.softplus(f_0.logsumexp(dim=0) - f_1)
 
@@ -56,6 +62,7 @@ LOSSES: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
     "infonce": _infonce,
     "chisq": _chisq,
     "pw": _pw,
+    "pw_ridge": _pw_ridge,
     "lsif": _lsif,
     "kliep": _kliep,
 }
@@ -101,12 +108,15 @@ class EndPointLoss(EndTerm):
       code,
     - `"pw"`: :math:`\frac{1}{6} e^{3 f_0 / 2} - \frac{1}{2} e^{f_1 / 2}`, which weighs large
       ratios more than the logistic loss does and less than least squares,
+    - `"pw_ridge"`: the same and :math:`\frac{0.01}{4} (e^{f_0} + e^{f_1})`, as the paper's code,
     - `"kliep"`: :math:`e^{f_0} - f_1`, which also normalises,
       :math:`\mathbb{E}_{p_0}[e^{f}] = 1` at its minimum.
 
     The minimiser of each is the log-ratio of the densities of those points: of the dequantised
     ends, as for the path losses, or of the clean ends. For `"chisq"` it is lower by
-    :math:`\log 1.2`; for `"infonce"` it is known up to a constant, which no AUROC notices.
+    :math:`\log 1.2`; for `"infonce"` it is known up to a constant, which no AUROC notices; for
+    `"pw_ridge"` it is an increasing function of the log-ratio that stays below
+    :math:`2 \log 100 = 9.2`.
 
     For `"pw"`, the code that the paper builds on trains :math:`u = e^{f/2} / 2` and reads the
     ratio off as :math:`\sqrt{2u}`. The loss is minimised by :math:`(2u)^2 = r`, which is what this

@@ -44,11 +44,14 @@ class JointScoreMatching(TimeScoreMatching):
         data_score: The network :math:`s^x(x, t)`.
         weight: The weight :math:`\lambda`.
         times: The distribution of times.
+        balance: The factor on the data part.
 
     References:
         | Sliced Score Matching (Song et al., 2019)
         | https://arxiv.org/abs/1905.07088
     """
+
+    needs_probe = True
 
     def __init__(
         self,
@@ -56,9 +59,11 @@ class JointScoreMatching(TimeScoreMatching):
         data_score: DataScore,
         weight: Weight | None = None,
         times: Times | None = None,
+        balance: float = 1.0,
     ) -> None:
         super().__init__(path, weight, times)
         self.data_score = data_score
+        self.balance = balance
 
     def loss(self, ratio: Ratio, draw: Draw, at: Mapping[str, Coefficients]) -> Tensor:  # noqa: D102
         if draw.probe is None:
@@ -71,7 +76,7 @@ class JointScoreMatching(TimeScoreMatching):
             (slope,) = torch.autograd.grad((draw.probe * score).sum(), x_t, create_graph=True)
 
         data = score.square() + 2 * draw.probe * slope
-        weight = self.weight.value(draw.t)
+        weight = self.balance * self.weight.value(draw.t)
         return super().loss(ratio, draw, at) + weight * data.flatten(1).sum(dim=1)
 
 
