@@ -60,7 +60,8 @@ def _read(run: Path) -> dict[str, float]:
     ends = table.loc[table["role"] == "id"].iloc[0]
     values["parameters"] = float(ends["parameters"])
     values["seconds"] = float(ends["seconds"])
-    values["evaluations"] = float(record["config"]["evaluation"]["evaluations"])
+    asked = record["config"]["evaluation"]["evaluations"]
+    values["evaluations"] = float(record.get("results", {}).get("evaluations", asked))
     return values
 
 

@@ -21,7 +21,10 @@ TITLES = {
     "logistic": "Logistic", "nce": "NCE", "infonce": "InfoNCE", "chisq": "ChiSq", "pw": "PW",
     "kliep": "KLIEP", "lsif": "LSIF",
 }  # fmt: skip
-NFE = {f"NFE {n}": [f"evaluation.evaluations={n}"] for n in (2, 5, 50, 100, 200)}
+NFE = {
+    **{f"NFE {n}": [f"evaluation.evaluations={n}"] for n in (2, 5, 50, 100, 200)},
+    "adaptive": ["evaluation.solver=ode"],
+}
 
 PLAIN = ["objective.class_weight=0", "data.broaden=0"]
 OFF = [*PLAIN, "objective.endpoint=0"]
@@ -58,6 +61,10 @@ def ratio_methods() -> dict[str, Method]:
              "objective.conditional=1"], NFE,
         ),
         "OS-DRE, conditional (paper)": Method(PAPER),
+        "OS-DRE, joint (paper), U-Net": Method(
+            [*PAPER, "network.kind=unet", "network.norm=group", "network.classes_head=false",
+             "objective.conditional_form=antithetic", "objective.data_score=1"],
+        ),
         "OS-DRE, time score matching": Method(
             [*OFF, "objective.weight=constant", "objective.time_score=1"]
         ),

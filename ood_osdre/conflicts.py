@@ -98,6 +98,12 @@ def _network_conflicts(config: "Config") -> Iterator[str]:
             f"{' and '.join(f'objective.{term}' for term in DATA_SCORED)} of estimator one_step, "
             f"got {' and '.join(beside) or 'neither'} of estimator {config.estimator}."
         )
+    differentiated = objective.data_score or config.estimator == "time_conditioned"
+    if config.training.compile and objective.time_score and differentiated:
+        yield (
+            "training.compile: is on, but this objective.time_score differentiates the network in "
+            "its inputs, which a compiled one cannot do twice."
+        )
     if (
         network.kind != "resnet"
         and objective.conditional

@@ -271,6 +271,11 @@ def test_sections_built_in_code_are_checked_too() -> None:
             + "objective: {endpoint: 0, time_score: 1, data_score: 1}",
             "got time_score of estimator time_conditioned.",
         ),
+        (
+            "network: {kind: mlp}\nobjective: {time_score: 1, data_score: 1}\n"
+            + "training: {compile: true}",
+            "training.compile: is on, but this objective.time_score differentiates the network",
+        ),
         ("network: {width: 0.1}", "network.width: got 0.1, expected a multiple of 0.125."),
         ("network: {depths: [1, 1]}", "network.depths: got 2 entries, expected 4."),
         ("path: {schedule: vp, t_min: 0}", "path.t_min: got 0, expected more, or null, with"),
