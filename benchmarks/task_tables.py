@@ -93,9 +93,9 @@ def images() -> str:
     )
 
 
-def divergences() -> str:
+def divergences(file: str) -> str:
     r"""Returns the divergences of the streams, truth first."""
-    return _pivot(_read("kl/kl.json"), ["task", "step"])
+    return _pivot(_read(file), ["task", "step"])
 
 
 def drift() -> str:
