@@ -15,7 +15,6 @@ more than noise. The table is sorted by group, not by result.
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from comparison import markdown_rows
-from grid import Method, add_arguments, run_grid, slug
+from grid import Method, add_arguments, record_of, run_grid, slug
 
 RESULTS = Path(__file__).parent / "results" / "ablations"
 
@@ -102,7 +101,7 @@ def table(folder: Path) -> str:
 
 
 def _read(run: Path) -> dict[str, float]:
-    best = json.loads((run / "run.json").read_text())["validation"]["best"]
+    best = record_of(run)["validation"]["best"]
     metrics = pd.read_csv(run / "metrics.csv").set_index("set")["AUROC"]
     values = {title: 100 * best[key] for title, key in COLUMNS.items()}
     return values | {"near": metrics["nearood"], "far": metrics["farood"]}

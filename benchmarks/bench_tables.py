@@ -9,10 +9,12 @@ from comparison import markdown_rows
 from ood_osdre.scores import Scores
 from ood_osdre.tables import MetricsTable
 
+# The neighbours of the nearest-neighbour score.
+NEIGHBOURS = 50
 HEADS = {
     "msp": "MSP",
     "energy": "Energy",
-    "knn": "KNN (k = 50)",
+    "knn": f"KNN (k = {NEIGHBOURS})",
     "ratio_linear": "Ratio head, linear",
     "ratio_mlp": "Ratio head, MLP",
     "ratio_linear_broad": "Ratio head, linear, a third of the reference broadened",

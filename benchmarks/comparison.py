@@ -4,14 +4,13 @@ A comparison is a folder METHOD/seed-N of `run.json` and `metrics.csv`, with a m
 folders below. Nothing here trains or scores.
 """
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import matplotlib
 import numpy as np
 import pandas as pd
-from grid import slug
+from grid import record_of, slug
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from methods import METHODS
@@ -51,7 +50,7 @@ def collect(folder: Path) -> pd.DataFrame:
 
 
 def _read(run: Path) -> dict[str, float]:
-    record = json.loads((run / "run.json").read_text())
+    record = record_of(run)
     best = record["validation"].get("best", {})
     table = pd.read_csv(run / "metrics.csv").set_index("set")
     values = {"seed": record["seed"], "val AUROC": 100 * best.get("val_auroc", np.nan)}

@@ -35,7 +35,7 @@ from ood_osdre.records import RunRecord
 RESULTS = Path(__file__).parent / "results" / "feature_ratio"
 BATCH = 500
 # As many nearest neighbours as OpenOOD takes by default, among this many ID training images.
-NEIGHBOURS, BANK = 50, 10_000
+BANK = 10_000
 
 CLASSIFIER = [
     "estimator=classifier",
@@ -133,7 +133,9 @@ def main() -> int:
     preprocess = Preprocess(manifest.mean, manifest.std)
     heads, seconds, id_features = fit_heads(net, data, preprocess)
 
-    knn = Classifier(torch.nn.Identity(), net.feature_size, net.num_classes, neighbours=NEIGHBOURS)
+    knn = Classifier(
+        torch.nn.Identity(), net.feature_size, net.num_classes, neighbours=bench_tables.NEIGHBOURS
+    )
     knn.class_head = net.get_fc_layer()
     order = torch.randperm(len(id_features), generator=torch.Generator().manual_seed(0))
     knn.fit(id_features[order[:BANK]].split(BATCH))

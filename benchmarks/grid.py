@@ -47,6 +47,12 @@ class Method:
     group: str = ""
 
 
+def record_of(run: Path) -> dict[str, Any]:
+    r"""Returns the record in a folder."""
+    record: dict[str, Any] = json.loads((run / "run.json").read_text())
+    return record
+
+
 def slug(name: str) -> str:
     r"""Returns the folder name of a method."""
     for old, new in REPLACED:
@@ -114,7 +120,7 @@ def _run(
     label = f"{name}, seed {seed}"
     overrides = [f"training.seed={seed}", f"title={name}", *method.overrides]
     if (kept / "run.json").is_file():
-        if other := _difference(kept / "run.json", args, overrides):
+        if other := _difference(kept, args, overrides):
             return f"{label}: {kept} holds another run ({other}); choose another --out"
     else:
         left = None if deadline is None else deadline - time.monotonic()
@@ -148,9 +154,9 @@ def _run(
     return None
 
 
-def _difference(record: Path, args: argparse.Namespace, overrides: Sequence[str]) -> str:
+def _difference(run: Path, args: argparse.Namespace, overrides: Sequence[str]) -> str:
     r"""Returns where a kept run differs from the one that is asked for, if it does."""
-    then = json.loads(record.read_text())
+    then = record_of(run)
     given = ["--id", args.id, "--benchmark", args.benchmark, "--max-steps", str(args.steps)]
     parsed = eval_ood.parser().parse_intermixed_args([*given, *overrides])
     config = eval_ood.read_config(parsed, args.config)

@@ -25,14 +25,13 @@ truth: compare them between methods, see `ood_osdre/calibration.py`. Runs that a
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from comparison import markdown_rows
-from grid import Method, add_arguments, run_grid, slug
+from grid import Method, add_arguments, record_of, run_grid, slug
 from scipy import stats
 
 RESULTS = Path(__file__).parent / "results" / "path_terms"
@@ -78,7 +77,7 @@ def read(folder: Path, name: str) -> dict[int, dict[str, float]]:
     r"""Returns the validation numbers of a method's runs by seed."""
     runs = {}
     for file in (folder / slug(name)).glob("seed-*/run.json"):
-        record = json.loads(file.read_text())
+        record = record_of(file.parent)
         runs[record["seed"]] = record["validation"]["best"]
     return runs
 

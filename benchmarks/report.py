@@ -8,7 +8,6 @@ A page holds `<!-- table: NAME -->` and `<!-- end -->`; what stands between is g
 
 import argparse
 import csv
-import json
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -21,6 +20,7 @@ import comparison
 import numpy as np
 import path_terms
 import task_tables
+from grid import record_of
 from scipy import stats
 
 from ood_osdre.errors import UserError, one_line
@@ -38,7 +38,7 @@ BLOCK = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.
 
 def read_run(folder: Path) -> dict[str, float]:
     r"""Returns the validation and test AUROCs of a run, in percent, and its seconds."""
-    record = json.loads((folder / "run.json").read_text())
+    record = record_of(folder)
     values = {k: 100 * v for k, v in record["validation"]["best"].items() if k.startswith("val_")}
     values["minutes"] = record["train_seconds"] / 60
     with open(folder / "metrics.csv", newline="") as file:
@@ -81,7 +81,7 @@ def study(name: str, **others: str) -> str:
     for folder in sorted((RESULTS / name).iterdir()):
         runs = sorted(folder.glob("seed-*"))
         if runs:
-            title = json.loads((runs[0] / "run.json").read_text())["config"]["title"]
+            title = record_of(runs[0])["config"]["title"]
             methods[title] = [read_run(run) for run in runs]
     order = sorted(methods, key=lambda m: -np.mean([r["val_auroc"] for r in methods[m]]))
     rows = [
@@ -95,19 +95,14 @@ def study(name: str, **others: str) -> str:
 def run_table(name: str) -> str:
     r"""Returns the metrics of one run of the main command, from its scores."""
     scores = read_scores(RESULTS / name / "scores.npz")
-    text = bench_tables.run(_record(name), scores, "title")
+    text = bench_tables.run(record_of(RESULTS / name), scores, "title")
     return "\n".join(text.splitlines()[2:]) + "\n"
 
 
 def results_of(name: str) -> dict[str, Any]:
     r"""Returns the results of a benchmark's record."""
-    results: dict[str, Any] = _record(name)["results"]
+    results: dict[str, Any] = record_of(RESULTS / name)["results"]
     return results
-
-
-def _record(name: str) -> dict[str, Any]:
-    record: dict[str, Any] = json.loads((RESULTS / name / "run.json").read_text())
-    return record
 
 
 def compared(group: str) -> str:

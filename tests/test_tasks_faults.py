@@ -452,16 +452,22 @@ def test_scores_refuse_options_and_damage(
         assert error.count("\n") == 1
         return error
 
+    assert "no .npz files" in refused()
     np.savez(tmp_path / "a.npz", **GOOD)
     assert "--rows: got -5, expected at least 200" in refused("--rows", -5)
     assert "a.npz: 400 rows, expected the 5000" in refused("--rows", 5000)
     assert "method: got 'foo'" in refused("--method", "foo")
+    assert "method: got 'mine', expected one that" in refused("--method", "mine")
+    assert "none.json: no record of scores" in refused("--add-ksg", tmp_path / "none.json")
     assert "steps" in refused("--steps", 0)
     record = tmp_path / "bmi.json"
     for table in ([{"task": "a"}], [3], None, [{"task": "a", "rows": "many"}]):
         content = {"results": {"table": table}, "config": {}, "commit": None}
         record.write_text(json.dumps(content))
         assert "bmi.json: no record of scores" in refused("--add-ksg", record)
+    content["results"] = {"table": [{"task": "b", "rows": 300}]}
+    record.write_text(json.dumps(content))
+    assert "b.npz: no sample of a task" in refused("--add-ksg", record)
 
     whole = (tmp_path / "a.npz").read_bytes()
     flipped = bytearray(whole)

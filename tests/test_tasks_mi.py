@@ -26,8 +26,8 @@ from ood_osdre.tasks.__main__ import main
 from ood_osdre.tasks.dependence import FAMILIES, NormalScores, dependence_task
 from ood_osdre.tasks.gaussians import correlated_pairs, correlation_of
 from ood_osdre.tasks.information import DEFAULTS, mutual_information
-from ood_osdre.tasks.information_jobs import gaussian_jobs, pathological_jobs
-from ood_osdre.tasks.mutual_information import QUADRATIC, Job, add_arguments, estimate
+from ood_osdre.tasks.information_jobs import QUADRATIC, gaussian_jobs, pathological_jobs
+from ood_osdre.tasks.mutual_information import Job, add_arguments, estimate
 from ood_osdre.tasks.neighbours import ksg
 
 # The function of its name hides the module from an import of the package's attribute.

@@ -117,23 +117,3 @@ def test_scores_have_a_rival_on_vectors_too(script: ModuleType, tmp_path: Path) 
     again = json.loads((tmp_path / "b" / "bmi.json").read_text())
     assert again["results"]["table"] == [row]
     assert again["config"] == {**content["config"], "estimates_of": content["commit"]}
-
-
-def test_scores_refuse(
-    script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def refused(*arguments: object) -> str:
-        given = [str(tmp_path), "--out", str(tmp_path / "out"), "--quiet", *map(str, arguments)]
-        assert script.main(given) == 2
-        error = capsys.readouterr().err
-        assert error.count("\n") == 1
-        return error
-
-    assert "no .npz files" in refused()
-    sample(tmp_path / "a.npz", np.zeros((300, 1)), np.zeros((300, 1)))
-    assert "method: got 'mine', expected one that" in refused("--method", "mine")
-    assert "none.json: no record of scores" in refused("--add-ksg", tmp_path / "none.json")
-    record = tmp_path / "bmi.json"
-    table = [{"task": "b", "rows": 300}]
-    record.write_text(json.dumps({"results": {"table": table}, "config": {}, "commit": None}))
-    assert "b.npz: no sample of a task" in refused("--add-ksg", record)

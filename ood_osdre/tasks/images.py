@@ -85,9 +85,8 @@ def image_jobs(args: argparse.Namespace) -> list[ImageJob]:
             if args.data_root is None:
                 raise UserError(f"--data-root: needed for the images {name}.")
             levels_of(name, args.data_root)
-    steps = args.steps or (10_000 if args.full else OPTIONS.steps)
-    rate = OPTIONS.lr if args.lr is None else args.lr
-    options = replace(OPTIONS, device=args.device, steps=steps, lr=rate)
+    options = replace(OPTIONS, steps=10_000) if args.full else OPTIONS
+    options = options.given(args.device, args.steps, args.lr)
     kernels: Any = args.kernels or ["rq"]
     jobs = []
     for name in names:

@@ -100,14 +100,15 @@ def _gaussian_options(
     else:
         rate, steps = RATES.get(method, QUADRATIC.lr), LARGE_STEPS.get(dim, QUADRATIC.steps)
         base = replace(QUADRATIC, backbone=backbone, lr=rate, steps=steps)
-    return _common(args, base)
+    return base.given(args.device, args.steps, args.lr)
 
 
 def pathological_jobs(args: argparse.Namespace) -> list[Job]:
     r"""Lists the fits of the pathological suite."""
     seeds = args.seeds or (5 if args.full else 1)
     methods = args.methods or [*SCALAR_METHODS, *(["dre-inf", "d3re"] if args.full else [])]
-    options = _common(args, replace(SCALARS, steps=4000) if args.full else SCALARS)
+    options = replace(SCALARS, steps=4000) if args.full else SCALARS
+    options = options.given(args.device, args.steps, args.lr)
     kernels = args.kernels or (list(KERNELS) if args.full else ["rq"])
     with_kernel = [m for m in methods if m != "ksg" and METHODS[m].kernel]
     return [
@@ -125,8 +126,3 @@ JOBS: dict[str, Callable[[argparse.Namespace], list[Job]]] = {
     "gaussian": gaussian_jobs,
     "pathological": pathological_jobs,
 }
-
-
-def _common(args: argparse.Namespace, options: FitOptions) -> FitOptions:
-    options = replace(options, device=args.device, steps=args.steps or options.steps)
-    return options if args.lr is None else replace(options, lr=args.lr)

@@ -144,9 +144,8 @@ def _options(args: argparse.Namespace, method: str, seed: int) -> FitOptions:
     else:
         own = RATES.get(method, QUADRATIC.lr)
         base = replace(QUADRATIC, backbone=args.backbone, lr=own)
-    steps = args.steps or (3000 if args.full else base.steps)
-    rate = base.lr if args.lr is None else args.lr
-    return replace(base, seed=1000 * seed, device=args.device, lr=rate, steps=steps)
+    base = replace(base, seed=1000 * seed, steps=3000 if args.full else base.steps)
+    return base.given(args.device, args.steps, args.lr)
 
 
 def track(job: Job) -> list[Row]:

@@ -16,7 +16,7 @@ __all__ = ["METHODS", "Context", "FitOptions", "Method"]
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal, NamedTuple, TypeAlias
 
 from torch import Tensor, nn
@@ -108,6 +108,17 @@ class FitOptions(Section):
     evaluations: Annotated[int, Range(2)] = 50
     cap: Positive = 50.0
     device: str = "cpu"
+
+    def given(self, device: str, steps: int | None, lr: float | None) -> "FitOptions":
+        r"""Returns the options with what a command line gives in place of its own.
+
+        Arguments:
+            device: The device.
+            steps: The number of steps; None leaves it.
+            lr: The peak learning rate; None leaves it.
+        """
+        steps = self.steps if steps is None else steps
+        return replace(self, device=device, steps=steps, lr=self.lr if lr is None else lr)
 
 
 class Context(NamedTuple):

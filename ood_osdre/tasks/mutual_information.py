@@ -13,7 +13,7 @@ in closed form:
 Estimates are expectations over held-out points, at least :math:`10^5` for the Gaussians.
 """
 
-__all__ = ["QUADRATIC", "Job", "add_arguments", "estimate", "mutual_information", "run"]
+__all__ = ["Job", "add_arguments", "estimate", "mutual_information", "run"]
 
 import argparse
 import time
@@ -29,7 +29,7 @@ from .dependence import NormalScores, dependence_task
 from .estimators import METHODS, DrawPairs, divergence, fit_ratio
 from .gaussians import correlated_pairs
 from .information import mutual_information
-from .information_jobs import JOBS, QUADRATIC, Job
+from .information_jobs import JOBS, Job
 from .neighbours import ksg
 from .processes import run_jobs
 from .reports import (

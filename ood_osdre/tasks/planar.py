@@ -65,9 +65,7 @@ def planar_jobs(args: argparse.Namespace) -> list[PlanarJob]:
     names, methods = args.sets or PLANAR_SETS, args.methods or list(PLANAR_METHODS)
     refuse_unknown("--sets", names, PLANAR_SETS)
     refuse_unknown("--methods", methods, PLANAR_METHODS)
-    options = replace(FULL if args.full else OPTIONS, device=args.device)
-    options = replace(options, steps=args.steps or options.steps)
-    options = options if args.lr is None else replace(options, lr=args.lr)
+    options = (FULL if args.full else OPTIONS).given(args.device, args.steps, args.lr)
     kernels: Any = args.kernels or ["rq"]
     return [
         PlanarJob(name, method, replace(options, seed=seed, kernel=kernel))

@@ -88,9 +88,7 @@ def table_jobs(args: argparse.Namespace) -> list[TableJob]:
     refuse_unknown("--methods", methods, (*NAMES, *METHODS))
     for name in names:
         load_table(name, args.data_root)
-    options = replace(FULL if args.full else OPTIONS, device=args.device)
-    options = replace(options, steps=args.steps or options.steps)
-    options = options if args.lr is None else replace(options, lr=args.lr)
+    options = (FULL if args.full else OPTIONS).given(args.device, args.steps, args.lr)
     kernels: Any = args.kernels or ["rq", "gaussian", "imq", "matern32"]
     return [
         TableJob(
