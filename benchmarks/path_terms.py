@@ -11,11 +11,14 @@ The protocol, fixed before the first run:
   thing more, with the same seed, data, network and number of steps.
 - `screen` tries every candidate with two seeds. The one with the largest mean paired difference of
   validation AUROC goes on, whatever its sign.
+- The candidates of `SECOND` were added after the first had found nothing; the same holds for them,
+  and the best of them goes on too.
 - `confirm` trains it and the base with five fresh seeds. It *helps*, or harms, if the 95 %
   t-interval of the paired difference lies on one side of 0; else the answer is that nothing is seen
   at this budget, and how large a difference would have been seen is the interval's width.
 - `few` does the same with 2,000 training images of each set, `mixed` with a reference of which 30 %
-  are ID images, whether or not `confirm` found anything.
+  are ID images, `narrow` with one kind of reference image, without the broadened ones, whether or
+  not `confirm` found anything.
 - Everything is decided on validation. Test sets are scored, as the main command does, and not
   looked at; the table has no column for them.
 
@@ -52,6 +55,24 @@ CANDIDATES = {
     # No term, but what a path brings along: noise at the ends, ten times the default's.
     "end points with ten times the noise": [*ENDS, "path.eps=0.05"],
 }  # fmt: skip
+SECOND = {
+    "time score matching, weight at the ends": [
+        *ENDS, "objective.weight=ends", "objective.time_score=0.05",
+    ],
+    # A warm start from score matching.
+    "time score matching, falling from 1": [
+        *CONSTANT, "objective.time_score=1", "objective.ramp=falling",
+    ],
+    "time score matching, rising to 0.1": [
+        *CONSTANT, "objective.time_score=0.1", "objective.ramp=rising",
+    ],
+    "end points with a third to three times the noise": [*ENDS, "objective.endpoint_spread=3"],
+    "mixtures as the path, 0.1": [
+        *ENDS, "objective.weight=bridge", "objective.mixture_score=0.1",
+    ],
+    "mixtures as the path, 1": [*ENDS, "objective.weight=bridge", "objective.mixture_score=1"],
+}  # fmt: skip
+CANDIDATES |= SECOND
 METHODS = {BASE: ENDS, **CANDIDATES}
 
 # Seeds, steps and further options of each stage.
@@ -60,6 +81,7 @@ STAGES: dict[str, tuple[range, int, list[str]]] = {
     "confirm": (range(10, 15), 1000, []),
     "few": (range(10, 15), 600, ["data.train_limit=2000"]),
     "mixed": (range(10, 15), 600, ["data.mixture=0.3"]),
+    "narrow": (range(10, 15), 600, ["data.broaden=0"]),
 }
 
 # Validation numbers: their names in the records, and the factor to what is shown.

@@ -16,9 +16,11 @@ if TYPE_CHECKING:
 WIDTH_STEP, STAGES = 1 / 8, 4
 OPEN_SCHEDULES = ("vp", "follmer")
 
+# The terms whose weights `objective.ramp` changes over training.
+SCORE_MATCHING = ("conditional", "time_score", "path_difference", "mixture_score")
 # The terms that train each estimator, and those it can carry besides.
 TERMS = {
-    "one_step": ("endpoint", "conditional", "time_score", "path_difference"),
+    "one_step": ("endpoint", *SCORE_MATCHING),
     "direct": ("endpoint",),
     "time_conditioned": ("conditional", "time_score"),
     "classifier": ("class_weight",),
@@ -45,6 +47,15 @@ def conflicts(config: "Config") -> Iterator[str]:
     for term in ("class_weight", "outlier_exposure"):
         if getattr(objective, term) and not network.classes_head:
             yield f"objective.{term}: is on, but network.classes_head is false."
+    if objective.endpoint_clean and objective.endpoint_spread > 1:
+        yield "objective.endpoint_spread: is on, but objective.endpoint_clean leaves no noise."
+    if objective.ramp != "constant" and not any(getattr(objective, t) for t in SCORE_MATCHING):
+        yield (
+            f"objective.ramp: got {objective.ramp}, but there is no score-matching term; expected "
+            f"one of {', '.join(SCORE_MATCHING)} above 0."
+        )
+    if objective.ramp != "constant" and config.estimator == "time_conditioned":
+        yield f"objective.ramp: got {objective.ramp}, but a single term has nothing to ramp against."
     yield from _estimator_conflicts(config)
     yield from _network_conflicts(config)
     yield from _path_conflicts(config)
@@ -97,6 +108,12 @@ def _network_conflicts(config: "Config") -> Iterator[str]:
             "objective.data_score: is on, expected beside one of "
             f"{' and '.join(f'objective.{term}' for term in DATA_SCORED)} of estimator one_step, "
             f"got {' and '.join(beside) or 'neither'} of estimator {config.estimator}."
+        )
+    blends = [term for term in SCORE_MATCHING[:-1] if getattr(objective, term)]
+    if objective.mixture_score and blends:
+        yield (
+            f"objective.mixture_score: is on beside {' and '.join(blends)}, whose time score is of "
+            "another path."
         )
     differentiated = objective.data_score or config.estimator == "time_conditioned"
     if config.training.compile and objective.time_score and differentiated:

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from . import checkpoints, distributed
-from .building import build_ratio, prepare_objective
+from .building import build_ratio
 from .config import Config
 from .data import BenchmarkData
 from .data.batches import PairBatches
@@ -30,6 +30,7 @@ from .evaluation import (
     score_images,
 )
 from .files import write_text_atomic
+from .objective_building import prepare_objective
 from .paths import Moments
 from .plots import score_density
 from .ratio import RatioModel

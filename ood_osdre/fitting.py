@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from .backbones import build_ratio_on
-from .building import build_ratio, prepare_objective
+from .building import build_ratio
 from .config import Config
 from .data import ImageSet, hold_out_reference
 from .data.batches import PairBatches
@@ -33,6 +33,7 @@ from .data.vectors import Standardise, VectorBatches
 from .errors import UserError
 from .evaluation import Validation, score_images
 from .metrics import ood_metrics
+from .objective_building import prepare_objective
 from .objectives import Draw, Times
 from .paths import Moments
 from .ratio import RatioModel

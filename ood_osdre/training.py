@@ -32,7 +32,7 @@ from . import checkpoints, distributed
 from .data.batches import step_generator
 from .errors import UserError
 from .files import write_text_atomic
-from .objectives import Draw
+from .objectives import Draw, Objective
 from .optimisation import adamw, autocast_dtype, average_into, learning_rate_factor
 from .ratio import RatioModel
 from .sections import TrainingConfig
@@ -143,6 +143,8 @@ class Trainer:
         self.ratio.train()
         rows = distributed.share(len(draw.t))
         draw = self._with_probe(draw)
+        if isinstance(self.objective, Objective):
+            self.objective.progress = self.outcome.step / self.options.steps
         draw = Draw(*(None if x is None else x[rows] for x in draw))  # type: ignore[arg-type]
         with self.autocast:
             losses = {k: v.mean() for k, v in self.loss(draw).items()}

@@ -51,7 +51,7 @@ class GaussianProblem:
         probe: bool = False,
     ) -> tuple[Draw, Tensor]:
         r"""Returns all nodes of a rule over (t, x_0, x_1, z), as one draw, and their weights."""
-        t, w_t = _legendre([times.low, *breaks, times.high], size)
+        t, w_t = legendre([times.low, *breaks, times.high], size)
         w_t = w_t * times.density(t)
         u, w = _hermite(nodes, (3 + probe) * self.dim)
 
@@ -180,7 +180,8 @@ def _flat(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([t.flatten() for t in tensors])
 
 
-def _legendre(breaks: Sequence[float], size: int) -> tuple[Tensor, Tensor]:
+def legendre(breaks: Sequence[float], size: int) -> tuple[Tensor, Tensor]:
+    r"""Returns the nodes and weights of a rule with `size` nodes between each two breaks."""
     x, w = map(torch.as_tensor, np.polynomial.legendre.leggauss(size))
     pairs = list(itertools.pairwise(breaks))
     t = torch.cat([a + (b - a) * (x + 1) / 2 for a, b in pairs])

@@ -8,22 +8,22 @@ import pytest
 import torch
 
 from ood_osdre.bases import KERNELS
-from ood_osdre.building import (
+from ood_osdre.building import build_ratio
+from ood_osdre.config import Config, load_config
+from ood_osdre.conflicts import OPEN_SCHEDULES, STAGES, WIDTH_STEP
+from ood_osdre.errors import UserError
+from ood_osdre.networks import MLP, NORMS, CoefficientNetwork, ResNetBackbone
+from ood_osdre.objective_building import (
     NOISES,
     SCHEDULES,
     WEIGHTS,
     build_decoder,
     build_objective,
     build_path,
-    build_ratio,
     build_times,
     prepare_objective,
 )
-from ood_osdre.config import Config, load_config
-from ood_osdre.conflicts import OPEN_SCHEDULES, STAGES, WIDTH_STEP
-from ood_osdre.errors import UserError
-from ood_osdre.networks import MLP, NORMS, CoefficientNetwork, ResNetBackbone
-from ood_osdre.objectives import FORMS, LOSSES, Draw, JointScoreMatching, TimeScoreMatching
+from ood_osdre.objectives import FORMS, LOSSES, RAMPS, Draw, JointScoreMatching, TimeScoreMatching
 from ood_osdre.options import option_types
 from ood_osdre.paths import Moments
 from ood_osdre.resources import names
@@ -47,6 +47,7 @@ def float32() -> None:
         (ObjectiveConfig, "conditional_form", set(FORMS) - {"per_dimension"}),
         (ObjectiveConfig, "endpoint_loss", LOSSES),
         (ObjectiveConfig, "weight", WEIGHTS),
+        (ObjectiveConfig, "ramp", RAMPS),
         (PathConfig, "noise", NOISES),
         (PathConfig, "schedule", SCHEDULES),
     ],
@@ -73,6 +74,9 @@ TERMS = [
     {"endpoint": 0.0, "path_difference": 1.0, "weight": "noise_variance"},
     {"endpoint": 0.0, "time_score": 1.0, "weight": "bridge"},
     {"endpoint": 0.0, "path_difference": 1.0, "weight": "constant"},
+    {"endpoint": 0.0, "mixture_score": 1.0, "weight": "bridge"},
+    {"endpoint": 1.0, "endpoint_spread": 3.0, "mixture_score": 1.0, "weight": "bridge"},
+    {"endpoint": 1.0, "time_score": 1.0, "weight": "ends", "ramp": "falling"},
 ]
 
 

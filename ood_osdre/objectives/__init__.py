@@ -10,6 +10,8 @@ Term                                         Needs             Minimiser
                                                                :math:`O(\delta^2)`
 :class:`JointScoreMatching`,                 data score        the same, and the data score
 :class:`ConditionalJointScoreMatching`
+:class:`MixtureScoreMatching`                path, or clean    time score of mixtures, hence the
+                                                               log-ratio
 :class:`EndPointLoss`                        path, or clean    dequantised, or clean, log-ratio
 :class:`ClassLoss`                           labels            class posterior
 :class:`OutlierExposure`                     --                uniform classes at the reference
@@ -24,6 +26,7 @@ noise are arguments.
 __all__ = [
     "FORMS",
     "LOSSES",
+    "RAMPS",
     "BridgeWeight",
     "ClassLoss",
     "ConditionalJointScoreMatching",
@@ -32,10 +35,12 @@ __all__ = [
     "DataScore",
     "Draw",
     "EndPointLoss",
+    "EndsWeight",
     "InverseVarianceTimes",
     "InverseVarianceWeight",
     "JointScoreMatching",
     "LogitNormalTimes",
+    "MixtureScoreMatching",
     "NoiseVarianceWeight",
     "Objective",
     "OutlierExposure",
@@ -52,11 +57,19 @@ __all__ = [
     "evaluate",
 ]
 
-from .base import Draw, Objective, PathTerm, Ratio, Term, evaluate
+from .base import RAMPS, Draw, Objective, PathTerm, Ratio, Term, evaluate
 from .conditional import FORMS, ConditionalScoreMatching
 from .endpoint import LOSSES, ClassLoss, EndPointLoss, OutlierExposure, Shrinkage
 from .joint import ConditionalJointScoreMatching, DataScore, JointScoreMatching
 from .marginal import PathDifference, TimeScoreMatching
+from .mixture import MixtureScoreMatching
 from .times import InverseVarianceTimes, LogitNormalTimes, Times, UniformTimes
 from .variance import PathVariance
-from .weights import BridgeWeight, Constant, InverseVarianceWeight, NoiseVarianceWeight, Weight
+from .weights import (
+    BridgeWeight,
+    Constant,
+    EndsWeight,
+    InverseVarianceWeight,
+    NoiseVarianceWeight,
+    Weight,
+)

@@ -13,6 +13,7 @@ The names of the points are a contract, equal names mean equal tensors:
 ============================ ==================================================
 `x_0`, `x_1`                 the clean reference and ID points
 `start`, `end`               the path's own, dequantised, ends
+`start*F`, `end*F`           the same with noise between :math:`1 / F` and :math:`F` times that
 `path`                       :math:`x_t`
 `path-`                      :math:`x_t` with the noise's sign flipped
 `path+D`, `path-D`           the same path a time :math:`D` later or earlier
@@ -24,10 +25,10 @@ points, or through a regression target, into the parameters of a learnable path 
 that); the only term that trains a path is :class:`ood_osdre.objectives.PathVariance`.
 """
 
-__all__ = ["Draw", "Objective", "PathTerm", "Ratio", "Term", "evaluate"]
+__all__ = ["RAMPS", "Draw", "Objective", "PathTerm", "Ratio", "Term", "evaluate"]
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol, cast
 
 import torch
@@ -35,6 +36,13 @@ from torch import Tensor, nn
 
 from ..networks import Coefficients
 from ..paths import GaussianPath
+
+#: How a weight changes with the share of the training that is done.
+RAMPS: dict[str, Callable[[float], float]] = {
+    "constant": lambda progress: 1.0,
+    "falling": lambda progress: 1 - progress,
+    "rising": lambda progress: progress,
+}
 
 
 class Draw(NamedTuple):
@@ -145,8 +153,11 @@ class Objective(nn.Module):
         separate: Whether each point gets a forward pass of its own, as in the paper's rivals.
             With batch normalisation that is the shortcut described above; it is here to be
             measured, not used.
+        ramps: How the weights of terms change over training, by name, one of :data:`RAMPS`; the
+            others stay.
 
     Attributes:
+        progress: The share of the training that is done, which a trainer keeps up to date.
         needs_probe: Whether one of the terms looks at the draw's `probe`.
 
     Example:
@@ -157,7 +168,12 @@ class Objective(nn.Module):
         [('endpoint', 1.0), ('shrinkage', 0.01)]
     """
 
-    def __init__(self, terms: Mapping[str, tuple[float, Term]], separate: bool = False) -> None:
+    def __init__(
+        self,
+        terms: Mapping[str, tuple[float, Term]],
+        separate: bool = False,
+        ramps: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__()
 
         if not terms or "total" in terms:
@@ -168,7 +184,13 @@ class Objective(nn.Module):
                 f"All terms should be on one path, got {len(paths)} paths in {list(terms)}."
             )
 
-        self.separate = separate
+        ramps = dict(ramps or {})
+        if not set(ramps) <= set(terms) or not set(ramps.values()) <= set(RAMPS):
+            raise ValueError(
+                f"'ramps' should map some of {list(terms)} to {tuple(RAMPS)}, got {ramps}."
+            )
+
+        self.separate, self.ramps, self.progress = separate, ramps, 0.0
         self.needs_probe = any(term.needs_probe for _, term in terms.values())
         self.weights = {name: float(weight) for name, (weight, _) in terms.items()}
         self.terms = nn.ModuleDict({name: term for name, (_, term) in terms.items()})
@@ -195,10 +217,14 @@ class Objective(nn.Module):
 
         losses = {name: term.loss(ratio, draw, at) for name, term in terms.items()}
         total = sum(
-            (self.weights[name] * loss for name, loss in losses.items()),
+            (self.weight(name) * loss for name, loss in losses.items()),
             start=torch.zeros_like(draw.t),
         )
         return {**losses, "total": total}
+
+    def weight(self, name: str) -> float:
+        r"""Returns the weight of a term at this point of the training."""
+        return self.weights[name] * RAMPS[self.ramps.get(name, "constant")](self.progress)
 
     def extra_repr(self) -> str:  # noqa: D102
         return f"weights={self.weights}"

@@ -24,9 +24,9 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from ..building import SCHEDULES
 from ..data.batches import step_generator
 from ..noises import DDBINoise
+from ..objective_building import SCHEDULES
 from ..objectives import Draw, UniformTimes
 from ..paths import GaussianPath, Moments
 from ..ratio import OneStepRatio, RatioModel

@@ -21,13 +21,13 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from ... import checkpoints
-from ...building import prepare_objective
 from ...config import Config, override_config
 from ...data.augment import Randomness, flip_crop
 from ...data.batches import BATCH, HOST, step_generator, vary_reference
 from ...data.preprocess import Preprocess
 from ...errors import UserError
 from ...extraction import device_of
+from ...objective_building import prepare_objective
 from ...objectives import Draw, Times
 from ...paths import Moments
 from ...sections import DataConfig
