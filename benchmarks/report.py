@@ -138,6 +138,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "density-tabular": task_tables.tabular,
     "kl": lambda: task_tables.divergences("kl/kl.json"),
     "kl-d20": lambda: task_tables.divergences("kl-d20/kl.json"),
+    "kl-lag": lambda: task_tables.lags("kl/kl.json"),
+    "kl-d20-lag": lambda: task_tables.lags("kl-d20/kl.json"),
     "drift": task_tables.drift,
     "mi-gaussian": lambda: task_tables.information("mi/mi-gaussian.json"),
     "mi-large": lambda: task_tables.information("mi-large/mi-gaussian.json"),

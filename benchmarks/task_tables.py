@@ -98,6 +98,25 @@ def divergences(file: str) -> str:
     return _pivot(_read(file), ["task", "step"])
 
 
+def lags(file: str) -> str:
+    r"""Returns how many steps of a stream each method was in time for, and its mean lag in those.
+
+    Of all steps but the first, where nothing has moved yet.
+    """
+    frame = _read(file)
+    frame = frame[frame["step"] > 0]
+    frame = frame.assign(method=_titles(frame), timely=frame["lag"] <= 1)
+    rows = []
+    for method, group in frame.groupby("method", sort=False):
+        cells = []
+        for _, own in group.groupby("task", sort=False):
+            timely = own[own["timely"]]
+            share = f"{len(timely)} of {len(own)}"
+            cells.append(share + (f", {timely['lag'].mean():.2f}" if len(timely) else ""))
+        rows.append([str(method), *cells])
+    return markdown_rows(["method", *frame["task"].unique()], rows)
+
+
 def drift() -> str:
     r"""Returns the alarms of the drift monitor."""
     frame = _read("kl/drift.json")

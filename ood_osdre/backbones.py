@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from .building import build_one_step
 from .config import Config
-from .errors import UserError, one_line
-from .extraction import evaluating
+from .errors import UserError
+from .extraction import evaluating, explained
 from .ratio import OneStepRatio
 
 
@@ -45,16 +45,8 @@ def count_features(backbone: nn.Module, shape: tuple[int, ...]) -> int:
     """
     first = next(backbone.parameters(), torch.zeros(()))
     zeros = torch.zeros(2, *shape, device=first.device, dtype=first.dtype)
-    with evaluating(backbone):
-        try:
-            output = backbone(zeros)
-        # What modules, timm's among them, raise for inputs of another shape.
-        except (RuntimeError, ValueError, AssertionError) as error:
-            reason = one_line(error, 120)
-            raise UserError(
-                f"backbone: {type(backbone).__name__} fails on inputs of shape "
-                f"{tuple(zeros.shape)} ({reason})."
-            ) from None
+    with evaluating(backbone), explained(backbone, zeros):
+        output = backbone(zeros)
     if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != 2:
         found = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
         raise UserError(

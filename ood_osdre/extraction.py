@@ -20,6 +20,7 @@ __all__ = [
     "collect_features",
     "device_of",
     "evaluating",
+    "explained",
     "extract_features",
     "input_batches",
     "unwrapped",
@@ -84,11 +85,11 @@ def extract_features(net: nn.Module, x: Tensor, layer: str | None = None) -> Fea
         if layer is not None:
             return _hooked(net, bare, x, layer)
         if "return_feature" in inspect.signature(bare.forward).parameters:
-            with _explained(bare, x):
+            with explained(bare, x):
                 output = net(x, return_feature=True)
             return _returned(output, bare)
         if _is_timm(bare):
-            with _explained(bare, x):
+            with explained(bare, x):
                 return _timm(bare, x)
     raise UserError(
         f"{type(bare).__name__}: offers no features, expected forward(x, return_feature=True), "
@@ -188,13 +189,8 @@ def device_of(net: nn.Module) -> torch.device:
     return torch.device("cpu")
 
 
-def _require_module(net: object) -> None:
-    if not isinstance(net, nn.Module):
-        raise TypeError(f"'net' should be a torch.nn.Module, got {type(net).__name__}.")
-
-
 @contextmanager
-def _explained(net: nn.Module, x: Tensor) -> Iterator[None]:
+def explained(net: nn.Module, x: Tensor) -> Iterator[None]:
     r"""Says in one line on what inputs a network fails, with its own error as the cause."""
     try:
         yield
@@ -207,6 +203,11 @@ def _explained(net: nn.Module, x: Tensor) -> Iterator[None]:
             f"{type(net).__name__}: fails on {str(x.dtype).removeprefix('torch.')} inputs of shape "
             f"{tuple(x.shape)} ({reason})."
         ) from error
+
+
+def _require_module(net: object) -> None:
+    if not isinstance(net, nn.Module):
+        raise TypeError(f"'net' should be a torch.nn.Module, got {type(net).__name__}.")
 
 
 def _returned(output: object, net: nn.Module) -> Features:
@@ -246,7 +247,7 @@ def _hooked(net: nn.Module, bare: nn.Module, x: Tensor, layer: str) -> Features:
     caught: list[object] = []
     handle = bare.get_submodule(layer).register_forward_hook(lambda *args: caught.append(args[2]))
     try:
-        with _explained(bare, x):
+        with explained(bare, x):
             output = net(x)
     finally:
         handle.remove()

@@ -10,15 +10,11 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
-pytestmark = pytest.mark.skipif(not BENCHMARKS.is_dir(), reason="needs a clone")
-
 
 @pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    monkeypatch.chdir(BENCHMARKS.parent)
-    monkeypatch.setenv("PYTHONPATH", str(BENCHMARKS.parent))
+def _importable(benchmarks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(benchmarks.parent)
+    monkeypatch.setenv("PYTHONPATH", str(benchmarks.parent))
 
 
 def arguments(tmp_path: Path, *given: str) -> argparse.Namespace:

@@ -6,13 +6,7 @@ import pytest
 
 from ood_osdre.errors import UserError
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
-pytestmark = pytest.mark.skipif(not BENCHMARKS.is_dir(), reason="needs a clone")
-
-
-@pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
+pytestmark = pytest.mark.usefixtures("benchmarks")
 
 
 def test_pages_match_their_records() -> None:
@@ -21,10 +15,12 @@ def test_pages_match_their_records() -> None:
     assert report.main(["--check"]) == 0
 
 
-def test_a_changed_number_fails_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_number_fails_the_check(
+    benchmarks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import report
 
-    page = (BENCHMARKS / "RESULTS.md").read_text()
+    page = (benchmarks / "RESULTS.md").read_text()
     start = page.index("<!-- table: int8 -->")
     block = page[start : page.index("<!-- end -->", start)]
     path = tmp_path / "page.md"

@@ -317,7 +317,7 @@ def test_a_backbone_of_ones_own_is_trained_as_a_copy(tmp_path: Path) -> None:
     ("backbone", "message"),
     [
         (Backbone((5, 1, 1)), r"returns \(2, 5, 1, 1\) for 2 inputs"),
-        (nn.Linear(4, 2), "Linear fails on inputs of shape"),
+        (nn.Linear(4, 2), "Linear: fails on float32 inputs of shape"),
     ],
 )
 def test_a_backbone_that_returns_no_features_is_refused(backbone: nn.Module, message: str) -> None:

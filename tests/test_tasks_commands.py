@@ -18,7 +18,7 @@ from PIL import Image
 
 from ood_osdre.errors import UserError
 from ood_osdre.tasks import __main__ as command_module
-from ood_osdre.tasks import density, images, kl, planar, reports
+from ood_osdre.tasks import alarms, density, images, planar, reports
 from ood_osdre.tasks.__main__ import main
 from ood_osdre.tasks.images import image_jobs, levels_of
 from ood_osdre.tasks.planar import planar_jobs
@@ -161,9 +161,9 @@ def test_files_that_are_no_record_are_kept(tmp_path: Path) -> None:
 def test_record_of_the_monitor_says_what_was_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kl, "MONITORED", replace(kl.MONITORED, steps=2, batch_size=32))
-    monkeypatch.setattr(kl, "DRIFTS", (0.0,))
-    monkeypatch.setattr(kl, "RUN_LENGTH", 100)
+    monkeypatch.setattr(alarms, "MONITORED", replace(alarms.MONITORED, steps=2, batch_size=32))
+    monkeypatch.setattr(alarms, "DRIFTS", (0.0,))
+    monkeypatch.setattr(alarms, "RUN_LENGTH", 100)
     command = "kl --dims 2 --horizon 1 --steps 3 --lr 0.01 --methods os-dre --quiet"
     command += f" --scenarios linear_drift --backbone mlp --out {tmp_path}"
     assert main([*command.split(), "--streams", "1"]) == 0

@@ -28,7 +28,6 @@ from ood_osdre.tasks.neighbours import ksg
 from ood_osdre.tasks.tabular import load_table
 from ood_osdre.tasks.tracking import KLTracker
 
-BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 FEW = replace(DEFAULTS, steps=10, batch_size=64, features=16)
 QUICK = FitOptions(steps=3, backbone="quadratic")
 
@@ -397,8 +396,7 @@ def test_an_absent_file_names_the_manifest_as_it_is(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
+def script(benchmarks: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     import score_benchmark_mi
 
     def fitted(*_: object) -> None:

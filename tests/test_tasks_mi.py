@@ -428,6 +428,11 @@ def test_command_writes_table_plot_and_record(
     [
         (["mi", "--methods", "osdre"], "error: --methods: got 'osdre'"),
         (["mi", "--suite", "gaussian", "--dims", "41"], "error: --dims: got 41"),
+        (["mi", "--suite", "pathological", "--dims", "40"], "error: --dims: the pathological"),
+        (
+            ["mi", "--suite", "pathological", "--backbones", "mlp"],
+            "error: --backbones: the pathological",
+        ),
         (
             ["mi", "--suite", "gaussian", "--methods", "ksg"],
             "error: --suite gaussian: no fits for",

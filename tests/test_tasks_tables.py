@@ -9,14 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
-pytestmark = pytest.mark.skipif(not BENCHMARKS.is_dir(), reason="needs a clone")
-
 
 @pytest.fixture
-def tables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
+def tables(benchmarks: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     r"""The module of the tables, with a folder of records that is empty."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
     import task_tables
 
     monkeypatch.setattr(task_tables, "RESULTS", tmp_path)
@@ -24,9 +20,8 @@ def tables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
 
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def script(benchmarks: Path) -> ModuleType:
     r"""The script that scores the samples."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
     import score_benchmark_mi
 
     return score_benchmark_mi

@@ -8,15 +8,10 @@ import pytest
 import torch
 from image_roots import as_cifar, make_root
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
-
-@pytest.mark.skipif(not BENCHMARKS.is_dir(), reason="needs a clone")
-def test_every_way_is_timed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.usefixtures("benchmarks")
+def test_every_way_is_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.set_default_dtype(torch.float32)
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
     import throughput
 
     make_root(tmp_path)

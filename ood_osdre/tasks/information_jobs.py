@@ -64,7 +64,11 @@ class Job:
 
 
 def gaussian_jobs(args: argparse.Namespace) -> list[Job]:
-    r"""Lists the fits of the Gaussian suite."""
+    r"""Lists the fits of the Gaussian suite.
+
+    Raises:
+        UserError: If a dimension is not among its tasks.
+    """
     known = dict(GAUSSIANS + LARGE)
     dims = args.dims or list(known if args.full else FEW)
     unknown = [d for d in dims if d not in known]
@@ -104,7 +108,17 @@ def _gaussian_options(
 
 
 def pathological_jobs(args: argparse.Namespace) -> list[Job]:
-    r"""Lists the fits of the pathological suite."""
+    r"""Lists the fits of the pathological suite.
+
+    Raises:
+        UserError: If it is asked for alone, with options that only Gaussians have.
+    """
+    for option in ("dims", "backbones"):
+        if args.suite == "pathological" and getattr(args, option):
+            raise UserError(
+                f"--{option}: the pathological pairs are scalars on an MLP; expected it with "
+                "--suite gaussian or all."
+            )
     seeds = args.seeds or (5 if args.full else 1)
     methods = args.methods or [*SCALAR_METHODS, *(["dre-inf", "d3re"] if args.full else [])]
     options = replace(SCALARS, steps=4000) if args.full else SCALARS

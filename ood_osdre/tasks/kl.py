@@ -7,26 +7,21 @@ methods get the same number of updates a step. The *lag* of a method at a step i
 those updates that it takes to come within tolerance of the new truth and stay there: 5 % or 0.3
 nats, whichever is more.
 
-The scenarios are those of :mod:`ood_osdre.tasks.gaussians`. A last table is about
-:class:`ood_osdre.tasks.drift.DriftMonitor`, whose detector is *not* refitted: how long its alarm
-takes after a change, and how often it comes without one.
+The scenarios are those of :mod:`ood_osdre.tasks.gaussians`. A last table is that of
+:mod:`ood_osdre.tasks.alarms`, about a detector that is *not* refitted.
 """
 
 __all__ = ["QUADRATIC", "KLTracker", "Tracked", "add_arguments", "lag", "run"]
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
-import numpy as np
-import torch
-
-from ..data.batches import step_generator
 from ..errors import UserError
-from .drift import DriftMonitor
-from .estimators import METHODS, FitOptions, fit_ratio
+from . import alarms
+from .estimators import METHODS, FitOptions
 from .gaussians import SCENARIOS, scenario
 from .processes import run_jobs
 from .reports import (
@@ -40,7 +35,7 @@ from .reports import (
     summarise,
     write_report,
 )
-from .tracking import QUADRATIC, TEST, KLTracker, Tracked
+from .tracking import QUADRATIC, KLTracker, Tracked
 
 Backbone: TypeAlias = Literal["mlp", "quadratic", "block_quadratic"]
 
@@ -110,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
     ]
     config = {k: v for k, v in vars(args).items() if k not in ("out", "run", "streams")}
     refuse_other_results(args.out, "kl", config)
-    monitored = monitor_config(args.streams, args.seed)
+    monitored = alarms.monitor_config(args.streams, args.seed)
     if args.streams:
         refuse_other_results(args.out, "drift", monitored)
     rows = run_jobs(track, jobs, args.jobs, not args.quiet)
@@ -125,8 +120,8 @@ def run(args: argparse.Namespace) -> int:
     announce(text, args.out)
 
     if args.streams:
-        delays = monitor_table(args.streams, args.seed)
-        note = f"Truth of the rate: at most one alarm in {RUN_LENGTH:,} inputs without a change."
+        delays = alarms.monitor_table(args.streams, args.seed)
+        note = f"Truth of the rate: at most one alarm in {alarms.RUN_LENGTH:,} inputs without a change."
         title = "Alarms of the drift monitor"
         announce(write_report(args.out, "drift", title, delays, [], monitored, [note]), args.out)
     return 0
@@ -194,75 +189,12 @@ def _within(estimate: float, truth: float) -> bool:
     return abs(estimate - truth) <= max(RELATIVE * truth, ABSOLUTE)
 
 
-# The monitor's table: its mean run length, inputs before the change and after it, shifts, and how
-# its detector is fitted, whatever the options for the tracked streams are.
-RUN_LENGTH, BEFORE, AFTER = 10_000, 1000, 3000
-MONITORED = replace(QUADRATIC, steps=300)
-MONITORED_DIM = 20
-DRIFTS = (0.0, 0.1, 0.25, 0.5, 1.0)
-
-
-def monitor_config(streams: int, seed: int) -> dict[str, Any]:
-    r"""Returns what the record of :func:`monitor_table` says was run."""
-    return {
-        **asdict(replace(MONITORED, seed=seed)),
-        "dim": MONITORED_DIM,
-        "run_length": RUN_LENGTH,
-        "before": BEFORE,
-        "after": AFTER,
-        "streams": streams,
-    }
-
-
-def monitor_table(streams: int, seed: int) -> list[Row]:
-    r"""Measures alarms of a fixed detector on streams that drift from the ID data.
-
-    The ID data are :math:`\mathcal{N}(0, I)` in 20 dimensions, the reference
-    :math:`\mathcal{N}(0, 2 I)`; from input 1000 on, the stream is :math:`\mathcal{N}(0, (1 + a)
-    I)`. The detector is fitted once, in 300 steps.
-
-    Arguments:
-        streams: The number of streams a row.
-        seed: The seed.
-    """
-    dim = MONITORED_DIM
-
-    def draw_pairs(n: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-        x = torch.randn(2, n, dim, generator=generator)
-        return 2**0.5 * x[0], x[1]
-
-    fit = fit_ratio("os-dre", draw_pairs, dim, replace(MONITORED, seed=seed))
-    table = []
-    for drift in DRIFTS:
-        early, delays, differences = 0, [], []
-        for stream in range(streams):
-            generator = step_generator(seed, TEST, stream, "cpu")
-            calibration = torch.randn(1000, dim, generator=generator)
-            monitor = DriftMonitor(fit.log_ratio, calibration, RUN_LENGTH, seed=stream)
-            monitor.update(torch.randn(BEFORE, dim, generator=generator))
-            early += monitor.alarm is not None
-            x = (1 + drift) ** 0.5 * torch.randn(AFTER, dim, generator=generator)
-            report = monitor.update(x)
-            differences.append(report.divergence_difference)
-            if report.alarm is not None and report.alarm > BEFORE:
-                delays.append(report.alarm - BEFORE)
-        table.append(
-            {
-                "variance": 1 + drift,
-                "streams": streams,
-                "alarms before": early,
-                "alarms after": len(delays),
-                "median delay": float(np.median(delays)) if delays else None,
-                "largest delay": max(delays) if delays else None,
-                "E_q[log r]": float(np.mean(differences)),
-                "truth": dim / 2 * (float(np.log(2)) - (1 + drift) / 2),
-            }
-        )
-    return table
+# Where the figure draws what came too late, and the error in nats beyond which it is logarithmic.
+LATE, LINEAR = 1.2, 3.0
 
 
 def plot(path: Path, rows: Sequence[Row]) -> None:
-    r"""Draws the divergences over the steps, and their errors, one column a scenario.
+    r"""Draws the divergences over the steps, their errors and lags, one column a scenario.
 
     Arguments:
         path: The image.
@@ -274,9 +206,9 @@ def plot(path: Path, rows: Sequence[Row]) -> None:
 
     first = min(r["seed"] for r in rows)
     tasks = list(dict.fromkeys(r["task"] for r in rows))
-    figure = Figure(figsize=(0.6 + 4 * len(tasks), 6), layout="constrained")
-    axes = figure.subplots(2, len(tasks), squeeze=False, sharex="col")
-    for (top, bottom), task in zip(axes.T, tasks, strict=True):
+    figure = Figure(figsize=(0.6 + 4 * len(tasks), 7.5), layout="constrained")
+    axes = figure.subplots(3, len(tasks), squeeze=False, sharex="col", height_ratios=(2, 2, 1))
+    for (top, middle, bottom), task in zip(axes.T, tasks, strict=True):
         own = [r for r in rows if r["task"] == task and r["seed"] == first]
         truths = {r["step"]: r["truth"] for r in own}
         # The truth jumps when the updates of a step begin, one unit before its number.
@@ -286,15 +218,22 @@ def plot(path: Path, rows: Sequence[Row]) -> None:
         for method in dict.fromkeys(r["method"] for r in own):
             points = [p for r in own if r["method"] == method for p in r["history"]]
             (line,) = top.plot(*zip(*points, strict=True), linewidth=1.2, label=method)
+            style = {"color": line.get_color(), "marker": "o", "markersize": 3}
             ends = [(r["step"], r["estimate"] - r["truth"]) for r in own if r["method"] == method]
-            bottom.plot(*zip(*ends, strict=True), "o-", color=line.get_color(), markersize=3)
+            middle.plot(*zip(*ends, strict=True), **style)
+            lags = [(r["step"], min(r["lag"], LATE)) for r in own if r["method"] == method]
+            bottom.plot(*zip(*lags, strict=True), **style)
         tolerance = [max(RELATIVE * truths[s], ABSOLUTE) for s in steps]
-        bottom.fill_between(steps, [-v for v in tolerance], tolerance, color="0.85")
-        bottom.set_yscale("symlog", linthresh=1)
+        middle.fill_between(steps, [-v for v in tolerance], tolerance, color="0.85")
+        if max(abs(r["estimate"] - r["truth"]) for r in own) > LINEAR:
+            middle.set_yscale("symlog", linthresh=1)
+            middle.yaxis.set_major_formatter("{x:g}")
         top.set_title(task)
+        bottom.set_yticks([0, 0.5, 1, LATE], ["0", "0.5", "1", "late"])
         bottom.set_xlabel("step")
     axes[0, 0].set_ylabel("KL (nats), while refitting")
-    axes[1, 0].set_ylabel("error at the end of a step (nats)")
+    axes[1, 0].set_ylabel("error at the end (nats)")
+    axes[2, 0].set_ylabel("lag (steps)")
     axes[0, 0].legend(frameon=False, fontsize=8)
     with atomic_path(path) as temporary:
         figure.savefig(temporary, dpi=120)
