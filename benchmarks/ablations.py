@@ -6,7 +6,7 @@ A row is its base with one thing changed. The end-point loss sees the path only 
 its ends, and the basis only through its integrals; so what is about them is varied beside a
 score-matching term: the number of atoms K, the kernel, the shape that atoms start from, the path, the
 distribution of times and the weight of score matching. Its base is `score matching`. The terms, the
-normalisation and the size of both training sets are varied in the digits configuration as it is,
+normalisation and the sizes of both training sets are varied in the digits configuration as it is,
 `default`. About a minute a run on one core; runs that are done are skipped. With `--id`,
 `--benchmark`, `--config` and `--data-root` the same grid runs on other images.
 
@@ -75,6 +75,7 @@ GROUPS: dict[str, dict[str, list[str]]] = {
     },
     "normalisation": {"group normalisation": ["network.norm=group"]},
     "training images": {f"{n} of each set": [f"data.train_limit={n}"] for n in (100, 200, 400)},
+    "reference": {f"{n} images": [f"data.reference_limit={n}"] for n in (25, 100, 400)},
 }
 METHODS = {
     (name if name == group else f"{group}: {name}"): options

@@ -176,6 +176,7 @@ class DataConfig(Section):
         broaden: The share of the reference batch replaced by strong transforms of its images.
         mixture: The share of the reference batch replaced by ID images; with `broaden` at most 1.
         train_limit: The number of training images used of each set; null for all.
+        reference_limit: That of the reference set, in place of `train_limit`; null for the same.
         val_limit: The number of validation images used of each set; null for all, but of the
             near images no more than twice as many as of the ID ones.
     """
@@ -185,6 +186,7 @@ class DataConfig(Section):
     broaden: Share = 0.0
     mixture: Annotated[float, Range(0, 1, "[)")] = 0.0
     train_limit: Count | None = None
+    reference_limit: Count | None = None
     val_limit: Count | None = None
 
 

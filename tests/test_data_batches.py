@@ -116,6 +116,12 @@ class TestPairBatches:
         assert len(batches.id_images) == len(batches.reference_images) == 3
         assert len({tuple(batches(s).x_0.flatten().tolist()) for s in range(3)}) > 1
 
+    def test_reference_limit_is_that_of_the_reference_alone(self) -> None:
+        batches = make(image_set(10), image_set(6), reference_limit=2)
+        assert (len(batches.id_images), len(batches.reference_images)) == (10, 2)
+        batches = make(image_set(10), image_set(6), train_limit=3, reference_limit=5)
+        assert (len(batches.id_images), len(batches.reference_images)) == (3, 5)
+
 
 class TestFlipCrop:
     @pytest.mark.parametrize("flip", [False, True])

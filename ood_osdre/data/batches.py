@@ -57,7 +57,7 @@ class PairBatches:
             )
         device = preprocess.device
         id_train = _limited(id_train, options.train_limit, seed)
-        reference = _limited(reference, options.train_limit, seed)
+        reference = _limited(reference, options.reference_limit or options.train_limit, seed)
         self.id_images = torch.as_tensor(np.ascontiguousarray(id_train.images), device=device)
         self.id_labels = torch.as_tensor(id_train.labels, device=device)
         self.reference_images = torch.as_tensor(
