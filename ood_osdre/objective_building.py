@@ -181,7 +181,8 @@ def build_objective(
         "path_variance": (o.path_variance, lambda: PathVariance(path, moments)),
     }
     chosen = {name: (w, make()) for name, (w, make) in terms.items() if w > 0}
-    ramps = {name: o.ramp for name in SCORE_MATCHING if name in chosen}
+    ramped = SCORE_MATCHING if o.ramp != "constant" else ()
+    ramps = {name: o.ramp for name in ramped if name in chosen}
     return Objective(chosen, separate=o.separate_forwards, ramps=ramps)
 
 

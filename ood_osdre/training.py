@@ -31,10 +31,10 @@ from tqdm import tqdm
 from . import checkpoints, distributed
 from .data.batches import step_generator
 from .errors import UserError
-from .files import write_text_atomic
 from .objectives import Draw, Objective
 from .optimisation import adamw, autocast_dtype, average_into, learning_rate_factor
 from .ratio import RatioModel
+from .run_log import RunLog
 from .sections import TrainingConfig
 from .signals import caught_signals
 from .state import pack_state, unpack_state
@@ -45,8 +45,6 @@ REPORT_EVERY, LOG_EVERY = 20, 100
 # The stream of the directions that sliced terms look along, beside those of the data's batches.
 PROBE = 6
 
-# The log of a run, one JSON object a line, in its folder.
-LOG = "log.jsonl"
 # What of an outcome the checkpoint holds.
 PROGRESS = ("step", "seconds", "best", "history")
 
@@ -104,6 +102,7 @@ class Trainer:
         self.batches, self.options = batches, options
         self.validate, self.select, self.folder = validate, select, folder
         self.output = folder if distributed.is_first() else None
+        self.log = None if self.output is None else RunLog(self.output)
         self.metadata = dict(metadata or {})
         self.device = next(ratio.parameters()).device
         if options.channels_last:
@@ -144,7 +143,7 @@ class Trainer:
         rows = distributed.share(len(draw.t))
         draw = self._with_probe(draw)
         if isinstance(self.objective, Objective):
-            self.objective.progress = self.outcome.step / self.options.steps
+            self.objective.progress.fill_(self.outcome.step / self.options.steps)
         draw = Draw(*(None if x is None else x[rows] for x in draw))  # type: ignore[arg-type]
         with self.autocast:
             losses = {k: v.mean() for k, v in self.loss(draw).items()}
@@ -190,7 +189,8 @@ class Trainer:
         """
         if resume:
             self._resume()
-        self._start_log()
+        if self.log is not None:
+            self.log.start(self.outcome.step)
         started, before = time.monotonic(), self.outcome.seconds
         self._began = self.outcome.step, started
         options, out = self.options, self.outcome
@@ -243,15 +243,8 @@ class Trainer:
             img_s=f"{images:.0f}",
             val=f"{out.history[-1].get(self.select or '', math.nan):.4f}" if out.history else "-",
         )
-        if self.output is not None and (validate or out.step % LOG_EVERY == 0):
-            self._log(self.output / LOG, entry)
-
-    def _log(self, path: Path, entry: Mapping[str, float]) -> None:
-        try:
-            with path.open("a") as file:
-                file.write(json.dumps(entry) + "\n")
-        except OSError as error:
-            raise UserError(f"{path}: cannot be written: {error.strerror}.") from None
+        if self.log is not None and (validate or out.step % LOG_EVERY == 0):
+            self.log.write(entry)
 
     def _keep(self, numbers: dict[str, float]) -> None:
         r"""Records a validation and keeps the averaged ratio if it is the best so far."""
@@ -313,15 +306,6 @@ class Trainer:
         self.scaler.load_state_dict(metadata["scaler"])
         self.outcome = Outcome(**{key: metadata[key] for key in PROGRESS})
 
-    def _start_log(self) -> None:
-        r"""Drops what a run that was interrupted logged after its last checkpoint."""
-        if self.output is None:
-            return
-        path = self.output / LOG
-        lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
-        kept = [line for line in lines if _step_of(line) <= self.outcome.step]
-        write_text_atomic(path, "".join(f"{line}\n" for line in kept))
-
     def _check_finite(self, losses: Mapping[str, Tensor]) -> dict[str, Tensor]:
         r"""Returns the losses over all processes, which are to be finite."""
         losses = {k: distributed.mean_over_processes(v) for k, v in losses.items()}
@@ -343,14 +327,6 @@ class _Together(nn.Module):
 
     def forward(self, draw: Draw) -> dict[str, Tensor]:
         return self.objective(self.ratio, draw)
-
-
-def _step_of(line: str) -> float:
-    r"""Returns the step of a line of the log; infinity for a line that was cut short."""
-    try:
-        return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return math.inf
 
 
 def _stop_reason(received: list[int], budget: float | None, elapsed: float) -> str:

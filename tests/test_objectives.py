@@ -164,7 +164,7 @@ def test_weights_follow_the_progress_of_the_training() -> None:
     objective = Objective({name: (2.0, term) for name, term in terms.items()}, ramps=names)
 
     for progress in (0.0, 0.25, 1.0):
-        objective.progress = progress
+        objective.progress.fill_(progress)
         losses = objective(ratio, draw)
         factors = (2.0, 2.0 * (1 - progress), 2.0 * progress)
         total = sum(f * losses[name] for f, name in zip(factors, terms, strict=True))

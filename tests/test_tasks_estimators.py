@@ -13,7 +13,8 @@ from ood_osdre.errors import UserError
 from ood_osdre.networks import Coefficients
 from ood_osdre.quadrature import composite_rule
 from ood_osdre.ratio import RatioModel
-from ood_osdre.tasks.estimators import METHODS, Affine, FitOptions, RatioFit, divergence, fit_ratio
+from ood_osdre.tasks.affine import Affine
+from ood_osdre.tasks.estimators import METHODS, FitOptions, RatioFit, divergence, fit_ratio
 from ood_osdre.tasks.features import OrthonormalBasis, QuadraticFeatures, TimeConditionedFeatures
 from ood_osdre.tasks.methods import DonskerVaradhan
 

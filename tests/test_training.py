@@ -79,7 +79,7 @@ def test_the_objective_is_told_how_far_the_training_is() -> None:
     seen = []
     forward = trainer.objective.forward
     trainer.objective.forward = lambda *args: (
-        seen.append(trainer.objective.progress) or forward(*args)
+        seen.append(float(trainer.objective.progress)) or forward(*args)
     )
     trainer.run(progress=False)
     assert seen == [step / OPTIONS.steps for step in range(OPTIONS.steps)]

@@ -38,8 +38,8 @@ from ..networks import Coefficients
 from ..paths import GaussianPath
 
 #: How a weight changes with the share of the training that is done.
-RAMPS: dict[str, Callable[[float], float]] = {
-    "constant": lambda progress: 1.0,
+RAMPS: dict[str, Callable[[Tensor], Tensor]] = {
+    "constant": torch.ones_like,
     "falling": lambda progress: 1 - progress,
     "rising": lambda progress: progress,
 }
@@ -190,7 +190,10 @@ class Objective(nn.Module):
                 f"'ramps' should map some of {list(terms)} to {tuple(RAMPS)}, got {ramps}."
             )
 
-        self.separate, self.ramps, self.progress = separate, ramps, 0.0
+        self.separate, self.ramps = separate, ramps
+        # A tensor, as a compiled objective would be compiled anew for every other number.
+        self.progress: Tensor
+        self.register_buffer("progress", torch.zeros(()), persistent=False)
         self.needs_probe = any(term.needs_probe for _, term in terms.values())
         self.weights = {name: float(weight) for name, (weight, _) in terms.items()}
         self.terms = nn.ModuleDict({name: term for name, (_, term) in terms.items()})
@@ -222,9 +225,10 @@ class Objective(nn.Module):
         )
         return {**losses, "total": total}
 
-    def weight(self, name: str) -> float:
+    def weight(self, name: str) -> Tensor | float:
         r"""Returns the weight of a term at this point of the training."""
-        return self.weights[name] * RAMPS[self.ramps.get(name, "constant")](self.progress)
+        weight = self.weights[name]
+        return weight * RAMPS[self.ramps[name]](self.progress) if name in self.ramps else weight
 
     def extra_repr(self) -> str:  # noqa: D102
         return f"weights={self.weights}"

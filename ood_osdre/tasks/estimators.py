@@ -18,7 +18,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Generator, Tensor, nn
@@ -32,6 +32,7 @@ from ..paths import GaussianPath, Moments
 from ..ratio import OneStepRatio, RatioModel
 from ..sections import TrainingConfig
 from ..training import Trainer
+from .affine import Affine, pooled_affine
 from .checks import checked_pairs
 from .methods import METHODS, Context, FitOptions, Method
 
@@ -43,29 +44,6 @@ BATCH, MOMENTS, HELD_OUT = range(3)
 FIRST = 8192
 # What a fit that is started from has to share.
 ARCHITECTURE = ("backbone", "features", "depth", "block", "kernel", "size")
-
-
-class Affine(NamedTuple):
-    r"""An affine map of vectors, :math:`A (x - m)`.
-
-    Attributes:
-        mean: The vector :math:`m`, with shape :math:`(d)`.
-        matrix: The matrix :math:`A`, with shape :math:`(d, d)`, or its diagonal, :math:`(d)`.
-    """
-
-    mean: Tensor
-    matrix: Tensor
-
-    def __call__(self, x: Tensor) -> Tensor:
-        r"""Maps points, with shape :math:`(B, d)`."""
-        if not isinstance(x, Tensor):
-            raise TypeError(f"Points should be a tensor, got {type(x).__name__}.")
-        if x.ndim != 2 or x.shape[1] != len(self.mean):
-            raise ValueError(
-                f"Points should have shape (N, {len(self.mean)}), got {tuple(x.shape)}."
-            )
-        x = x.to(self.mean) - self.mean
-        return x * self.matrix if self.matrix.ndim == 1 else x @ self.matrix.T
 
 
 @dataclass
@@ -163,7 +141,7 @@ def fit_ratio(
 
     generator = step_generator(options.seed, MOMENTS, 0, device)
     pairs = checked_pairs("draw_pairs", draw_pairs(FIRST, generator), dim, FIRST, generator.device)
-    affine = _pooled(pairs, options) if initial is None else initial.standardise
+    affine = pooled_affine(pairs, options) if initial is None else initial.standardise
     x_0, x_1 = (affine(x) for x in pairs)
     noise = DDBINoise(options.gamma2, options.eps)
     path = GaussianPath(SCHEDULES[options.schedule](), noise)
@@ -327,26 +305,6 @@ def _training(options: FitOptions) -> TrainingConfig:
         ema=o.ema,
         seed=o.seed,
     )
-
-
-def _pooled(pairs: tuple[Tensor, Tensor], options: FitOptions) -> Affine:
-    x = torch.cat(pairs)
-    dim = x.shape[1]
-    if options.standardise == "no":
-        return Affine(torch.zeros_like(x[0]), torch.ones_like(x[0]))
-    scale = x.std(dim=0)
-    # A coordinate that does not vary says nothing about the ratio.
-    scale = torch.where(scale > 0, scale, 1.0)
-    if options.standardise == "scale":
-        return Affine(x.mean(dim=0), 1 / scale)
-
-    correlation = torch.cov((x / scale).T.double()).reshape(dim, dim)
-    if options.backbone == "block_quadratic":
-        block = torch.arange(dim, device=x.device) // options.block
-        correlation = torch.where(block == block[:, None], correlation, 0.0)
-    values, vectors = torch.linalg.eigh(correlation)
-    root = vectors / values.clamp(min=1e-6).sqrt() @ vectors.T
-    return Affine(x.mean(dim=0), (root / scale).to(x))
 
 
 def _normal(shape: tuple[int, ...], generator: Generator, like: Tensor) -> Tensor:

@@ -1,14 +1,8 @@
-r"""Tables of numbers: five of the field's from their files, and four that scikit-learn ships.
+r"""Tables of numbers: five of the field's from their files, beside those that scikit-learn ships.
 
 POWER, GAS, HEPMASS, MINIBOONE and BSDS300 are read from the files of the paper that introduced
 their preprocessing, which is followed step by step, and the manifest `tabular` says what has to
 come out: the columns and the rows of each part. Nothing is downloaded.
-
-The tables that need no file are small (`iris`, `wine`, `breast_cancer`), but for `colours`: the
-colours of 40,000 pairs of neighbouring pixels of a photograph, in six dimensions. Their values are
-rounded, so uniform noise as wide as the rounding is added: a density of rounded values may be as
-large as one likes. Parts are 80, 10 and 10 per cent; those of `colours` share no vertical stripe of
-the photograph. They are standardised by the mean and deviation of the training part.
 
 References:
     | Masked autoregressive flow for density estimation (Papamakarios et al., 2017)
@@ -26,24 +20,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..errors import UserError, one_line
 from ..options import read_yaml
 from ..resources import find
 from ..spelling import did_you_mean
+from .shipped_tables import SHIPPED, Array, Parts, shipped_table, standardised
 
 if TYPE_CHECKING:
     import pandas as pd
-
-Array = NDArray[np.float64]
-Parts = tuple[Array, Array, Array]
-
-#: The tables that come with scikit-learn.
-SHIPPED = ("colours", "iris", "wine", "breast_cancer")
-
-# The rows of `colours`, and the width of the stripes of which each belongs to one part.
-COLOUR_ROWS, STRIPE = 40_000, 16
 
 # The tables that are one array in a file, and those of more files than one.
 ARRAYS, RAW_FILES = ("power", "miniboone"), {"hepmass": 2}
@@ -108,7 +93,7 @@ def load_table(
         (142, 13)
     """
     if name in SHIPPED:
-        return Table(name, *_shipped(name))
+        return Table(name, *shipped_table(name))
     source = find("data_manifests", str(manifest))
     entries = _entries(source)
     if name not in entries:
@@ -181,12 +166,6 @@ def _tenths(x: Array) -> Parts:
     return rest[: len(rest) - val], rest[len(rest) - val :], x[len(x) - test :]
 
 
-def _standardise(parts: Parts, by: Array, ddof: int = 0) -> Parts:
-    mean, std = by.mean(axis=0), by.std(axis=0, ddof=ddof)
-    train, val, test = ((part - mean) / std for part in parts)
-    return train, val, test
-
-
 def _array(path: Path, entry: Mapping[str, Any]) -> Array:
     try:
         with path.open("rb") as file:
@@ -216,7 +195,7 @@ def _power(paths: list[Path], entry: Mapping[str, Any]) -> Parts:
     voltage, gap = 0.01 * rng.rand(n, 1), 0.001 * rng.rand(n, 1)
     meters, time = rng.rand(n, 3), np.zeros((n, 1))
     parts = _tenths(x + np.hstack([gap, voltage, meters, time]))
-    return _standardise(parts, np.vstack(parts[:2]))
+    return standardised(parts, np.vstack(parts[:2]))
 
 
 def _gas(paths: list[Path], entry: Mapping[str, Any]) -> Parts:
@@ -242,7 +221,7 @@ def _gas(paths: list[Path], entry: Mapping[str, Any]) -> Parts:
         frame = frame.drop(columns=frame.columns[crowded[0]])
     x = frame.to_numpy(np.float64)
     # The original standardises all rows by all rows.
-    train, val, test = _tenths(_standardise((x, x, x), x, ddof=1)[0])
+    train, val, test = _tenths(standardised((x, x, x), x, ddof=1)[0])
     return train, val, test
 
 
@@ -269,7 +248,7 @@ def _hepmass(paths: list[Path], entry: Mapping[str, Any]) -> Parts:
             )
         samples.append(chosen)
     x, y = samples
-    x, _, y = _standardise((x, x, y), x, ddof=1)
+    x, _, y = standardised((x, x, y), x, ddof=1)
     # As in the original: a column is discrete if its least value occurs more than five times.
     discrete = (x == x.min(axis=0)).sum(axis=0) > 5
     x, y = x[:, ~discrete], y[:, ~discrete]
@@ -294,7 +273,7 @@ def _check_numbers(path: Path, frame: "pd.DataFrame") -> None:
 
 def _miniboone(paths: list[Path], entry: Mapping[str, Any]) -> Parts:
     parts = _tenths(_array(paths[0], entry))
-    return _standardise(parts, np.vstack(parts[:2]))
+    return standardised(parts, np.vstack(parts[:2]))
 
 
 def _bsds300(paths: list[Path], entry: Mapping[str, Any]) -> Parts:
@@ -319,33 +298,3 @@ READERS = {
     "miniboone": _miniboone,
     "bsds300": _bsds300,
 }
-
-
-def _shipped(name: str) -> Parts:
-    from sklearn import datasets
-
-    rng = np.random.default_rng(0)
-    if name == "colours":
-        parts = _colours(datasets.load_sample_image("china.jpg"), rng)
-    else:
-        x = getattr(datasets, f"load_{name}")().data.astype(np.float64)
-        # The least gap between values is what they are rounded to.
-        gaps = [np.diff(np.unique(column)).min() for column in x.T]
-        x = x + np.asarray(gaps) * (rng.random(x.shape) - 0.5)
-        x = rng.permutation(x)
-        first, second = round(0.8 * len(x)), round(0.9 * len(x))
-        parts = x[:first], x[first:second], x[second:]
-    return _standardise(parts, parts[0])
-
-
-def _colours(photograph: NDArray[np.uint8], rng: np.random.Generator) -> Parts:
-    stripes = np.arange(0, photograph.shape[1] - STRIPE + 1, STRIPE)
-    cuts = (0, round(0.8 * len(stripes)), round(0.9 * len(stripes)), len(stripes))
-    stripes = rng.permutation(stripes)
-    parts = []
-    for share, low, high in zip((0.8, 0.1, 0.1), cuts, cuts[1:], strict=False):
-        cut = [photograph[:, c : c + STRIPE].astype(np.float64) for c in stripes[low:high]]
-        pairs = [np.concatenate([c[:, :-1], c[:, 1:]], axis=2).reshape(-1, 6) for c in cut]
-        rows = rng.permutation(np.concatenate(pairs))[: round(share * COLOUR_ROWS)]
-        parts.append(rows + rng.random(rows.shape))
-    return parts[0], parts[1], parts[2]
