@@ -59,7 +59,11 @@ ZERO_INFLATED = np.where(np.arange(400) < 30, 0.0, X)
         (X, np.stack([Y, CLASSES], axis=1), "y: column 1 has 10 distinct values among 400 rows"),
         (ZERO_INFLATED, Y, "x: column 0 repeats one value in 30 of 400 rows"),
         (X, np.ones(400), "y: column 0 is constant over 400 rows, .*; leave it out"),
-        (X, np.stack([Y, X], axis=1), "column 0 of x is column 1 of y, .* infinite"),
+        (
+            X,
+            np.stack([Y, X], axis=1),
+            "column 0 of x is an increasing function of column 1 of y, .* infinite",
+        ),
         (np.ma.masked_less(X, 0), Y, "x: .* values are masked"),
         (X + 1j, Y, "x: expected numbers, got dtype complex128"),
         (torch.complex(torch.tensor(X), torch.tensor(Y)), Y, "x: expected numbers"),
@@ -77,7 +81,7 @@ def test_information_refuses(x: ArrayLike, y: ArrayLike, message: str) -> None:
     ("arguments", "error"),
     [
         ({"method": None}, TypeError),
-        ({"options": {}}, TypeError),
+        ({"options": 3}, TypeError),
         ({"level": "a"}, TypeError),
         ({"level": math.nan}, ValueError),
     ],

@@ -2,6 +2,7 @@ r"""Tests for the divergence task: scenarios, the tracker, the drift monitor and
 
 import csv
 import json
+import logging
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -140,7 +141,34 @@ def test_tracker_refuses_windows(window: ArrayLike, message: str) -> None:
         KLTracker(2, reference=np.zeros((200, 2))).update(window)
 
 
+def test_tracker_takes_options_by_name_and_tells_its_error() -> None:
+    rng = np.random.default_rng(0)
+    tracker = KLTracker(1, options={"steps": 150}, reference=rng.normal(size=4000))
+    assert tracker.options == replace(QUADRATIC, steps=150)
+    tracked = tracker.update(1 + rng.normal(size=4000))
+    assert tracked.standard_error is not None
+    # The log-ratio at truth is x - 1/2, with a deviation of 1 over the 1,000 held-out points.
+    assert tracked.standard_error == pytest.approx(1 / 1000**0.5, rel=0.2)
+    assert tracked.estimate == pytest.approx(0.5, abs=0.2)
+    nwj = KLTracker(1, "nwj", {"steps": 5}, reference=rng.normal(size=300))
+    assert nwj.update(rng.normal(size=300)).standard_error is None
+
+
+def test_tracker_warns_of_what_its_points_cannot_tell(caplog: pytest.LogCaptureFixture) -> None:
+    rng = np.random.default_rng(0)
+    tracker = KLTracker(1, reference=rng.normal(size=400))
+    with caplog.at_level(logging.WARNING):
+        tracker.update(5 + rng.normal(size=400))  # 12.5 nats
+    assert "is more than the log of the 100 held-out points" in caplog.text
+
+
 def test_tracker_refuses_references() -> None:
+    with pytest.raises(UserError, match=r"method: got 'osdre' \(did you mean 'os-dre'"):
+        KLTracker(2, "osdre")
+    with pytest.raises(UserError, match="reference: its function gives ndarray for one point"):
+        KLTracker(2, reference=lambda n, generator: np.zeros((n, 2)))
+    with pytest.raises(UserError, match=r"reference: its function gives \(1, 3\) for one point"):
+        KLTracker(2, reference=lambda n, generator: torch.zeros(n, 3))
     with pytest.raises(UserError, match="reference: got 50 points"):
         KLTracker(2, reference=np.zeros((50, 2)))
     with pytest.raises(ValueError, match="'reference'"):

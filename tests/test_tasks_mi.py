@@ -9,6 +9,7 @@ import math
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -213,6 +214,54 @@ def test_information_of_independent_arrays_is_about_zero() -> None:
     result = mutual_information(np.stack([x, x**2], axis=1), y, options=QUICK)
 
     assert abs(result.nats) < 0.05
+
+
+def test_a_ratio_that_cannot_tell_pairs_from_shuffled_ones_is_none() -> None:
+    rng = np.random.default_rng(2)
+    x, y = rng.normal(size=(2, 300, 3))
+    result = mutual_information(x, y, options={"steps": 60})
+
+    # Of 300 rows networks find dependence that held-out pairs do not have.
+    assert abs(result.nats) < 0.05
+    assert result.high >= 0
+
+
+def test_options_by_name_leave_the_others_at_their_defaults(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen = []
+
+    def record(*args: object) -> np.ndarray:
+        seen.append(args[5])
+        return np.zeros(len(args[3]))
+
+    monkeypatch.setattr(information, "_cross_fit", record)
+    mutual_information(*gauss(300, 0.5), options={"batch_size": 77})
+    assert seen[0] == replace(DEFAULTS, batch_size=77)
+    with pytest.raises(UserError, match="unknown option 'batch'"):
+        mutual_information(*gauss(300, 0.5), options={"batch": 77})
+
+
+def test_few_rows_for_many_columns_are_warned_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(information, "_cross_fit", lambda *args: np.full(len(args[3]), -1.0))
+    x, y = np.random.default_rng(0).normal(size=(2, 300, 20))
+    with caplog.at_level(logging.WARNING):
+        mutual_information(x, y)
+    assert "300 rows are few for 40 columns" in caplog.text
+    assert "all of the interval is below 0" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("function", "kind"), [(lambda x: 2 * x + 1, "increasing"), (lambda x: -(x**3), "decreasing")]
+)
+def test_functions_of_one_another_have_no_finite_information(
+    function: Callable[[np.ndarray], np.ndarray], kind: str
+) -> None:
+    x, y = gauss(300, 0.5)
+    with pytest.raises(UserError, match=f"column 1 of x is an? {kind} function of column 0 of y"):
+        mutual_information(np.c_[y, x], function(x))
 
 
 def test_information_warns_beyond_what_rows_support(

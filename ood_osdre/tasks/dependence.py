@@ -93,11 +93,20 @@ def real_values(name: str, values: object) -> NDArray[np.float64]:
         raise UserError(f"{name}: {count} values are masked, expected an array without a mask.")
     try:
         array = np.asarray(values)
-        if array.dtype.kind in "fiuO":
+        if array.dtype.kind in "fiubO":
             return array.astype(np.float64)
     except (TypeError, ValueError, RuntimeError):
-        raise UserError(f"{name}: expected numbers, got something else.") from None
+        raise UserError(f"{name}: expected numbers, {_something_else(values)}.") from None
     raise UserError(f"{name}: expected numbers, got dtype {array.dtype}.")
+
+
+def _something_else(values: object) -> str:
+    r"""Returns where a user's values hold no numbers, of a data frame the column."""
+    columns, dtypes = (getattr(values, name, ()) for name in ("columns", "dtypes"))
+    for column, dtype in zip(columns, dtypes, strict=False):
+        if getattr(dtype, "kind", "O") not in "fiub":
+            return f"column {column!r} holds {dtype}"
+    return "got something else"
 
 
 class NormalScores:

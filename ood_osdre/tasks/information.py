@@ -7,6 +7,10 @@ drawing :math:`x` and :math:`y` from different rows. Coordinates are mapped to n
 which changes nothing and takes heavy tails away. The ratio is cross-fitted: every row is scored
 by a model that has not seen it.
 
+A ratio that tells pairs from shuffled pairs no better than a coin, on rows that did not train it,
+is replaced by none at all, :math:`\log r = 0`: of a few hundred rows without any dependence a
+network finds some of its own.
+
 Variables have to be continuous. Of values that repeat, an interpolating ratio finds more than
 there is, without a sign of it, so a column is refused if more than a twentieth of the rows share
 one value, or there are fewer distinct values than a tenth of the rows.
@@ -22,17 +26,22 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
+from scipy.stats import rankdata
 from torch import Generator, Tensor
+from torch.nn import functional as F
 
 from ..errors import UserError
 from .dependence import NormalScores, real_values
-from .estimators import METHODS, DrawPairs, FitOptions, fit_ratio
+from .estimators import METHODS, DrawPairs, FitOptions, RatioFit, fit_ratio
+from .methods import Options, settled
 
 log = logging.getLogger(__name__)
 
 # With fewer rows the interval would be wider than what there is to find.
 LEAST_ROWS = 200
 FOLDS = 3
+# With fewer rows a column, a network cannot learn what there is.
+ROWS_A_COLUMN = 10
 RESAMPLES = 2000
 # The share of the rows of a fit that select its step.
 HELD_OUT = 0.2
@@ -50,7 +59,7 @@ class Information(NamedTuple):
     r"""An estimate of the mutual information.
 
     Attributes:
-        nats: The estimate, in nats. It may be slightly negative for independent variables.
+        nats: The estimate, in nats. It may be slightly negative where there is next to none.
         low: The lower end of the interval.
         high: The upper end of the interval.
         rows: The number of rows.
@@ -68,7 +77,7 @@ def mutual_information(
     x: ArrayLike,
     y: ArrayLike,
     method: str = "os-dre",
-    options: FitOptions | None = None,
+    options: Options = None,
     level: float = 0.95,
     progress: bool = False,
 ) -> Information:
@@ -79,14 +88,16 @@ def mutual_information(
     dependence gives a narrow interval around too small a number.
 
     No method can vouch for more than about :math:`\log n` nats from :math:`n` rows; beyond, an
-    estimate rests on what the model assumes between the rows, and a warning says so.
+    estimate rests on what the model assumes between the rows, and a warning says so. Another warns
+    of fewer than ten rows a column, of which an estimate falls short.
 
     Arguments:
         x: The first variable, numbers with shape :math:`(n)` or :math:`(n, d_x)`.
         y: The second variable, numbers with shape :math:`(n)` or :math:`(n, d_y)`.
         method: One of the keys of :data:`ood_osdre.tasks.estimators.METHODS` that estimates a
             log-ratio: neither InfoNCE nor MINE, whose critic is one only up to a constant.
-        options: How the ratio is fitted.
+        options: How the ratio is fitted: options by name that differ from the defaults of this
+            module, such as `{"steps": 2000}`, or :class:`ood_osdre.tasks.methods.FitOptions`.
         level: The level of the interval.
         progress: Whether to show progress bars.
 
@@ -96,7 +107,8 @@ def mutual_information(
     Raises:
         UserError: If the method is unknown or estimates no log-ratio, there are fewer than 200
             rows, `x` and `y` do not match, a value is NaN, infinite or masked, a column is
-            discrete or constant, or a column of `x` is one of `y`.
+            discrete or constant, or a column of `x` is an increasing or decreasing function of one
+            of `y`.
 
     References:
         | Formal Limitations on the Measurement of Mutual Information (McAllester and Stratos, 2020)
@@ -107,11 +119,14 @@ def mutual_information(
     if not 0 < level < 1:
         raise ValueError(f"'level' should be in (0, 1), got {level}.")
     check_method(method)
-    options = DEFAULTS if options is None else options
-    if not isinstance(options, FitOptions):
-        raise TypeError(f"'options' should be FitOptions, got {type(options).__name__}.")
+    options = settled(options, DEFAULTS)
     first, second = check_variables(x, y)
-    n = len(first)
+    n, columns = len(first), first.shape[1] + second.shape[1]
+    if n < ROWS_A_COLUMN * columns:
+        log.warning(
+            "mutual information: %d rows are few for %d columns; expect too small an estimate.",
+            *(n, columns),
+        )
 
     rng = np.random.default_rng(options.seed)
     folds = np.array_split(rng.permutation(n), FOLDS)
@@ -129,6 +144,12 @@ def mutual_information(
             "mutual information: %.2f nats is more than the log(n) = %.2f that %d rows can "
             "support; it rests on the model, not on the data.",
             *(result.nats, result.supported, n),
+        )
+    if result.high < 0:
+        log.warning(
+            "mutual information: all of the interval is below 0, which no information is; the fit "
+            "followed the noise of %d rows. Read it as none, or bring more rows.",
+            n,
         )
     return result
 
@@ -171,13 +192,15 @@ def check_variables(x: ArrayLike, y: ArrayLike) -> tuple[NDArray[np.float64], ND
         raise UserError(f"x and y: got {n} rows, expected at least {LEAST_ROWS}.")
     _check_continuous("x", first)
     _check_continuous("y", second)
-    for i, column in enumerate(first.T):
-        same = np.flatnonzero((column[:, None] == second).all(axis=0))
-        if len(same):
-            raise UserError(
-                f"x and y: column {i} of x is column {same[0]} of y, expected others; the "
-                "information is infinite."
-            )
+    ranks = rankdata(second, axis=0)
+    for i, column in enumerate(rankdata(first, axis=0).T):
+        for kind, order in (("an increasing", column), ("a decreasing", n + 1 - column)):
+            same = np.flatnonzero((order[:, None] == ranks).all(axis=0))
+            if len(same):
+                raise UserError(
+                    f"x and y: column {i} of x is {kind} function of column {same[0]} of y, "
+                    "expected others; the information is infinite."
+                )
     return first, second
 
 
@@ -237,7 +260,18 @@ def _cross_fit(
     fit = fit_ratio(
         method, draw, rows.shape[1], options, held_out=(apart, held_out), progress=progress
     )
-    return fit.log_ratio(mapped(test)).double().cpu().numpy()
+    scored = fit.log_ratio(mapped(test)).double().cpu().numpy()
+    return scored if _tells_apart(fit, apart, held_out) else np.zeros_like(scored)
+
+
+def _tells_apart(fit: RatioFit, apart: Tensor, together: Tensor) -> bool:
+    r"""Returns whether a ratio predicts which pairs were shuffled better than a coin does.
+
+    The logistic loss is a proper score of any log-ratio, whatever objective trained it.
+    """
+    f_0, f_1 = fit.log_ratio(apart), fit.log_ratio(together)
+    loss = (F.softplus(f_0).mean() + F.softplus(-f_1).mean()).item()
+    return loss < 2 * math.log(2)
 
 
 def _shuffled(rows: Tensor, size: int) -> DrawPairs:

@@ -12,12 +12,12 @@ time derivative by automatic differentiation. `os-dre-tsm` shares the objective 
 derivative in closed form.
 """
 
-__all__ = ["METHODS", "Context", "FitOptions", "Method"]
+__all__ = ["METHODS", "Context", "FitOptions", "Method", "Options", "settled"]
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 from torch import Tensor, nn
 
@@ -29,6 +29,7 @@ from ..baselines import (
     TimeConditionedScoreMatching,
 )
 from ..bases import RBFBasis
+from ..errors import UserError
 from ..networks import MLP, CoefficientNetwork, Coefficients
 from ..noises import DDBINoise
 from ..objectives import (
@@ -43,9 +44,10 @@ from ..objectives import (
     TimeScoreMatching,
 )
 from ..objectives.endpoint import EndTerm
-from ..options import Range, Section
+from ..options import Range, Section, option_types
 from ..paths import GaussianPath, Moments
 from ..ratio import OneStepRatio, RatioModel
+from ..spelling import did_you_mean
 from .features import OrthonormalBasis, QuadraticFeatures, TimeConditionedFeatures
 
 Count: TypeAlias = Annotated[int, Range(1)]
@@ -119,6 +121,35 @@ class FitOptions(Section):
         """
         steps = self.steps if steps is None else steps
         return replace(self, device=device, steps=steps, lr=self.lr if lr is None else lr)
+
+
+Options: TypeAlias = FitOptions | Mapping[str, Any] | None
+
+
+def settled(options: Options, defaults: FitOptions) -> FitOptions:
+    r"""Returns the options of a fit.
+
+    Arguments:
+        options: All of them, or those that differ from the defaults by name; None for none.
+        defaults: The defaults of what is fitted.
+
+    Raises:
+        UserError: If an option is unknown or out of range.
+        TypeError: If `options` is something else.
+    """
+    if options is None:
+        return defaults
+    if isinstance(options, FitOptions):
+        return options
+    if not isinstance(options, Mapping):
+        raise TypeError(
+            f"'options' should be a mapping or FitOptions, got {type(options).__name__}."
+        )
+    known = option_types(FitOptions)
+    for name in options:
+        if name not in known:
+            raise UserError(f"options: unknown option {name!r}{did_you_mean(str(name), known)}.")
+    return replace(defaults, **options)
 
 
 class Context(NamedTuple):

@@ -7,16 +7,30 @@ large as one likes. Parts are 80, 10 and 10 per cent; those of `colours` share n
 the photograph. They are standardised by the mean and deviation of the training part.
 """
 
-__all__ = ["SHIPPED", "Array", "Parts", "shipped_table", "standardised"]
+__all__ = [
+    "LEAST_ROWS",
+    "SHIPPED",
+    "Array",
+    "Parts",
+    "check_rows",
+    "shipped_table",
+    "shuffled_parts",
+    "standardised",
+]
 
 import numpy as np
 from numpy.typing import NDArray
+
+from ..errors import UserError
 
 Array = NDArray[np.float64]
 Parts = tuple[Array, Array, Array]
 
 #: The tables that come with scikit-learn.
 SHIPPED = ("colours", "iris", "wine", "breast_cancer")
+
+# Of fewer rows a validation and a test part say nothing.
+LEAST_ROWS = 100
 
 # The rows of `colours`, and the width of the stripes of which each belongs to one part.
 COLOUR_ROWS, STRIPE = 40_000, 16
@@ -38,10 +52,42 @@ def shipped_table(name: str) -> Parts:
         # The least gap between values is what they are rounded to.
         gaps = [np.diff(np.unique(column)).min() for column in x.T]
         x = x + np.asarray(gaps) * (rng.random(x.shape) - 0.5)
-        x = rng.permutation(x)
-        first, second = round(0.8 * len(x)), round(0.9 * len(x))
-        parts = x[:first], x[first:second], x[second:]
+        return shuffled_parts(x, rng)
     return standardised(parts, parts[0])
+
+
+def shuffled_parts(x: Array, rng: np.random.Generator | None = None) -> Parts:
+    r"""Returns 80, 10 and 10 per cent of rows in random order, standardised by the first.
+
+    Arguments:
+        x: The rows, with shape :math:`(N, d)`.
+        rng: The source of randomness; None for one that is always the same.
+    """
+    x = (np.random.default_rng(0) if rng is None else rng).permutation(x)
+    first, second = round(0.8 * len(x)), round(0.9 * len(x))
+    parts = x[:first], x[first:second], x[second:]
+    return standardised(parts, parts[0])
+
+
+def check_rows(name: str, x: Array) -> None:
+    r"""Refuses rows that no density can be fitted to.
+
+    Arguments:
+        name: What to call them in errors.
+        x: The rows, with shape :math:`(N, d)`.
+
+    Raises:
+        UserError: If there are too few of them, or a column repeats itself or another.
+    """
+    n, d = x.shape
+    if n < max(LEAST_ROWS, 2 * d):
+        raise UserError(f"{name}: {n} rows, expected at least {max(LEAST_ROWS, 2 * d)}.")
+    still = np.flatnonzero(x.min(axis=0) == x.max(axis=0))
+    if len(still):
+        raise UserError(f"{name}: column {still[0]} is constant, expected one that varies.")
+    scaled = (x - x.mean(axis=0)) / x.std(axis=0)
+    if np.linalg.matrix_rank(scaled) < d:
+        raise UserError(f"{name}: a column is a linear function of others; leave it out.")
 
 
 def _colours(photograph: NDArray[np.uint8], rng: np.random.Generator) -> Parts:

@@ -34,7 +34,7 @@ from .mixtures import GaussianMixture
 from .partition import LogMass, annealed_mass, importance_mass
 from .planar import TEST, log_density
 from .reports import Row, refuse_unknown
-from .tabular import load_table, table_names
+from .tabular import is_file_name, load_table, table_names
 
 # Draws of importance sampling, and the mixture they come from.
 DRAWS = 20_000
@@ -84,7 +84,7 @@ def table_jobs(args: argparse.Namespace) -> list[TableJob]:
         UserError: If a table or a method is unknown.
     """
     names, methods = args.sets or DEFAULT_TABLES, args.methods or NAMES
-    refuse_unknown("--sets", names, table_names())
+    refuse_unknown("--sets", [n for n in names if not is_file_name(n)], table_names())
     refuse_unknown("--methods", methods, (*NAMES, *METHODS))
     for name in names:
         load_table(name, args.data_root)
@@ -114,7 +114,7 @@ def estimate_table(job: TableJob) -> list[Row]:
         for x in (table.train, table.val, table.test)
     )
     data = whitened(train, val, test) if job.whiten else Whitened(train, val, test, 0.0)
-    common = {"table": job.name, "p0": "whitened" if job.whiten else "standard"}
+    common = {"table": table.name, "p0": "whitened" if job.whiten else "standard"}
     return [{**common, **row} for row in fit_and_judge(job.method, data, job.options)]
 
 
@@ -132,12 +132,8 @@ def fit_and_judge(
             the likelihoods, which need one, cannot be fitted.
     """
     dim = data.train.shape[1]
-    proposal = None
-    if proposed:
-        proposal = GaussianMixture.fit(
-            data.train[:50_000], _components(len(data.train)), DEFENSIVE, INFLATION
-        )
-    method = _method(name, proposal)
+    proposal = proposal_of(data.train) if proposed else None
+    method = likelihood_or(name, proposal)
     generator = step_generator(options.seed, TEST, 0, options.device)
     x_0 = torch.randn(data.val.shape, generator=generator, device=generator.device)
     fit = fit_ratio(method, draw_pairs_of(data.train), dim, options, held_out=(x_0, data.val))
@@ -158,6 +154,36 @@ def fit_and_judge(
     return rows
 
 
+class Whitening(NamedTuple):
+    r"""The map to coordinates without correlations, :math:`z = L^{-1} (x - m)`.
+
+    Attributes:
+        mean: The mean :math:`m`, with shape :math:`(d)`, in double precision.
+        root: The Cholesky factor :math:`L` of the covariance, with shape :math:`(d, d)`.
+    """
+
+    mean: Tensor
+    root: Tensor
+
+    @classmethod
+    def of(cls, train: Tensor) -> "Whitening":
+        r"""Returns the map of some rows, with shape :math:`(N, d)`."""
+        mean = train.double().mean(dim=0)
+        return cls(
+            mean, torch.linalg.cholesky((train.double() - mean).T.cov().reshape(mean.shape * 2))
+        )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        r"""Maps rows, with shape :math:`(N, d)`."""
+        z = torch.linalg.solve_triangular(self.root, (x.double() - self.mean).T, upper=False)
+        return z.T.to(x)
+
+    @property
+    def log_volume(self) -> float:
+        r"""What the map adds to a log-density, :math:`-\log |L|`."""
+        return -self.root.diagonal().log().sum().item()
+
+
 def whitened(train: Tensor, val: Tensor, test: Tensor) -> Whitened:
     r"""Maps the parts of a table to coordinates without correlations.
 
@@ -166,15 +192,8 @@ def whitened(train: Tensor, val: Tensor, test: Tensor) -> Whitened:
         val: The validation rows.
         test: The test rows.
     """
-    mean = train.double().mean(dim=0)
-    root = torch.linalg.cholesky((train.double() - mean).T.cov())
-
-    def forward(x: Tensor) -> Tensor:
-        z = torch.linalg.solve_triangular(root, (x.double() - mean).T, upper=False)
-        return z.T.to(x)
-
-    log_volume = -root.diagonal().log().sum().item()
-    return Whitened(forward(train), forward(val), forward(test), log_volume)
+    forward = Whitening.of(train)
+    return Whitened(forward(train), forward(val), forward(test), forward.log_volume)
 
 
 def draw_pairs_of(train: Tensor) -> DrawPairs:
@@ -189,8 +208,23 @@ def draw_pairs_of(train: Tensor) -> DrawPairs:
     return draw_pairs
 
 
-def _method(name: str, proposal: GaussianMixture | None) -> Method:
-    r"""Returns a method, the likelihoods being made for the table's proposal."""
+def proposal_of(train: Tensor) -> GaussianMixture:
+    r"""Returns a mixture of Gaussians, wider than the rows it is fitted to.
+
+    Arguments:
+        train: The rows, with shape :math:`(N, d)`.
+    """
+    components = max(1, min(COMPONENTS, len(train) // 500))
+    return GaussianMixture.fit(train[:50_000], components, DEFENSIVE, INFLATION)
+
+
+def likelihood_or(name: str, proposal: GaussianMixture | None) -> Method:
+    r"""Returns a method, the likelihoods being made for a proposal.
+
+    Arguments:
+        name: One of :data:`NAMES`, or of :data:`ood_osdre.tasks.methods.METHODS`.
+        proposal: The proposal, which likelihoods need.
+    """
     models = {"os-dre-likelihood": one_step, "direct-likelihood": direct}
     if name not in models:
         return METHODS[name]
@@ -203,10 +237,6 @@ def _method(name: str, proposal: GaussianMixture | None) -> Method:
         lambda context: likelihood(context, proposal),
         kernel=ours,
     )
-
-
-def _components(rows: int) -> int:
-    return max(1, min(COMPONENTS, rows // 500))
 
 
 def _judge(

@@ -4,12 +4,14 @@ POWER, GAS, HEPMASS, MINIBOONE and BSDS300 are read from the files of the paper 
 their preprocessing, which is followed step by step, and the manifest `tabular` says what has to
 come out: the columns and the rows of each part. Nothing is downloaded.
 
+Any other table is a file of numbers, `.csv` or `.npy`, with one row an observation.
+
 References:
     | Masked autoregressive flow for density estimation (Papamakarios et al., 2017)
     | https://arxiv.org/abs/1705.07057
 """
 
-__all__ = ["SHIPPED", "Table", "load_table", "table_names"]
+__all__ = ["SHIPPED", "Table", "is_file_name", "load_table", "read_numbers", "table_names"]
 
 import importlib
 import pickle
@@ -25,7 +27,15 @@ from ..errors import UserError, one_line
 from ..options import read_yaml
 from ..resources import find
 from ..spelling import did_you_mean
-from .shipped_tables import SHIPPED, Array, Parts, shipped_table, standardised
+from .shipped_tables import (
+    SHIPPED,
+    Array,
+    Parts,
+    check_rows,
+    shipped_table,
+    shuffled_parts,
+    standardised,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -80,7 +90,7 @@ def load_table(
     r"""Loads a table.
 
     Arguments:
-        name: One of :func:`table_names`.
+        name: One of :func:`table_names`, or the path of a file of numbers.
         root: The folder of the files; those that scikit-learn ships need none.
         manifest: The manifest, by name or path.
 
@@ -92,6 +102,8 @@ def load_table(
         >>> load_table("wine").train.shape
         (142, 13)
     """
+    if is_file_name(name):
+        return Table(Path(name).stem, *shuffled_parts(read_numbers(Path(name))))
     if name in SHIPPED:
         return Table(name, *shipped_table(name))
     source = find("data_manifests", str(manifest))
@@ -123,6 +135,38 @@ def load_table(
     if not all(np.isfinite(part).all() for part in parts):
         raise UserError(f"table {name}: a value is not finite, expected numbers only.")
     return Table(name, *parts)
+
+
+def is_file_name(name: str) -> bool:
+    r"""Returns whether a table's name is that of a file of numbers."""
+    return Path(name).suffix.lower() in (".csv", ".npy")
+
+
+def read_numbers(path: Path) -> Array:
+    r"""Returns the rows of a file of numbers, a table with names of columns or an array.
+
+    Arguments:
+        path: The file, `.csv` or `.npy`.
+
+    Raises:
+        UserError: If it is absent, no table of finite numbers, has fewer than
+            :data:`ood_osdre.tasks.shipped_tables.LEAST_ROWS` rows, or a column is constant.
+    """
+    if not path.is_file():
+        raise UserError(f"{path}: is absent, expected a table of numbers.")
+    if path.suffix.lower() == ".npy":
+        x = _array(path)
+    else:
+        import pandas as pd
+
+        try:
+            frame = pd.read_csv(path)
+        except (ValueError, OSError) as error:
+            raise UserError(f"{path}: not a table of numbers: {one_line(error)}.") from None
+        _check_numbers(path, frame)
+        x = frame.to_numpy(np.float64)
+    check_rows(str(path), x)
+    return x
 
 
 def _entries(path: Path) -> Mapping[str, Any]:
@@ -166,7 +210,7 @@ def _tenths(x: Array) -> Parts:
     return rest[: len(rest) - val], rest[len(rest) - val :], x[len(x) - test :]
 
 
-def _array(path: Path, entry: Mapping[str, Any]) -> Array:
+def _array(path: Path, columns: int | None = None) -> Array:
     try:
         with path.open("rb") as file:
             x = np.load(file, allow_pickle=False)
@@ -176,9 +220,9 @@ def _array(path: Path, entry: Mapping[str, Any]) -> Array:
         raise UserError(f"{path}: an archive of arrays, expected one array of numbers.")
     if x.dtype.kind not in "fiu":
         raise UserError(f"{path}: not an array of numbers: its dtype is {x.dtype}.")
-    if x.ndim != 2 or x.shape[1] != entry["raw_columns"]:
+    if x.ndim != 2 or columns not in (None, x.shape[1]):
         raise UserError(
-            f"{path}: an array of shape {x.shape}, expected {entry['raw_columns']} columns."
+            f"{path}: an array of shape {x.shape}, expected {columns or 'rows and'} columns."
         )
     if not len(x):
         raise UserError(f"{path}: an array without rows.")
@@ -187,7 +231,7 @@ def _array(path: Path, entry: Mapping[str, Any]) -> Array:
 
 def _power(paths: list[Path], entry: Mapping[str, Any]) -> Parts:
     rng = np.random.RandomState(42)
-    x = _array(paths[0], entry)
+    x = _array(paths[0], entry["raw_columns"])
     rng.shuffle(x)
     # Without global reactive power and intensity, which the others determine.
     x = np.delete(x, [1, 3], axis=1)
@@ -272,7 +316,7 @@ def _check_numbers(path: Path, frame: "pd.DataFrame") -> None:
 
 
 def _miniboone(paths: list[Path], entry: Mapping[str, Any]) -> Parts:
-    parts = _tenths(_array(paths[0], entry))
+    parts = _tenths(_array(paths[0], entry["raw_columns"]))
     return standardised(parts, np.vstack(parts[:2]))
 
 

@@ -8,6 +8,8 @@ training did not draw. A detector that stays fixed tells less, see
 
 __all__ = ["QUADRATIC", "KLTracker", "Tracked"]
 
+import logging
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple, TypeAlias
@@ -19,8 +21,12 @@ from torch import Generator, Tensor
 
 from ..data.batches import step_generator
 from ..errors import UserError
+from ..spelling import did_you_mean
 from .dependence import real_values
-from .estimators import DrawPairs, FitOptions, RatioFit, divergence, fit_ratio
+from .estimators import METHODS, DrawPairs, FitOptions, RatioFit, divergence, fit_ratio
+from .methods import Options, settled
+
+log = logging.getLogger(__name__)
 
 Sampler: TypeAlias = Callable[[int, Generator], Tensor]
 
@@ -44,11 +50,15 @@ class Tracked(NamedTuple):
         estimate: The divergence, in nats.
         history: The share of the updates and the estimate, on the way.
         seconds: The training time of the step.
+        standard_error: That of the mean over the held-out points, in nats; it knows nothing of
+            what the features cannot represent. None for the variational methods, whose bounds
+            are no means.
     """
 
     estimate: float
     history: list[tuple[float, float]]
     seconds: float
+    standard_error: float | None = None
 
 
 class KLTracker:
@@ -57,17 +67,20 @@ class KLTracker:
     Arguments:
         dim: The dimension :math:`d`.
         method: One of the keys of :data:`ood_osdre.tasks.estimators.METHODS`.
-        options: How the ratio is fitted at every step; seeds count up from theirs. By default
+        options: How the ratio is fitted at every step: options by name that differ from the
+            defaults, such as `{"backbone": "quadratic"}`, or
+            :class:`ood_osdre.tasks.methods.FitOptions`; seeds count up from theirs. By default
             features are squares of single coordinates, which see means and variances.
         reference: What windows of a stream are compared to: points of :math:`p_0`, at least 200,
             with shape :math:`(N, d)`, or a function that draws :math:`n` of them, given :math:`n`
             and a generator.
 
     Raises:
-        UserError: If the reference is too small, of another dimension, masked, or not finite.
+        UserError: If the method or an option is unknown, or the reference is too small, of another
+            dimension, masked, or not finite.
 
     Example:
-        >>> tracker = KLTracker(2, options=FitOptions(steps=20, backbone="quadratic"))
+        >>> tracker = KLTracker(2, options={"steps": 20, "backbone": "quadratic"})
         >>> def draw_pairs(n, generator):
         ...     x_0, x_1 = torch.randn(2, n, 2, generator=generator)
         ...     return x_0, x_1 + 1
@@ -79,11 +92,16 @@ class KLTracker:
         self,
         dim: int,
         method: str = "os-dre",
-        options: FitOptions | None = None,
+        options: Options = None,
         reference: ArrayLike | Sampler | None = None,
     ) -> None:
+        if method not in METHODS:
+            raise UserError(
+                f"method: got {method!r}{did_you_mean(str(method), METHODS)}, expected one of "
+                f"{', '.join(METHODS)}."
+            )
         self.dim, self.method = dim, method
-        self.options = QUADRATIC if options is None else options
+        self.options = settled(options, QUADRATIC)
         self.fit: RatioFit | None = None
         self.steps = 0
         self._reference = None if reference is None else self._source("reference", reference)
@@ -125,12 +143,30 @@ class KLTracker:
             self.method, draw_pairs, self.dim, options, initial=self.fit, watch=watch
         )
         self.steps += 1
-        value = divergence(self.fit, *(many or draw_pairs(HELD_OUT, generator)))
+        many = draw_pairs(HELD_OUT, generator) if many is None else many
+        value = divergence(self.fit, *many)
+        error = None
+        if self.fit.method.bound == "mean":
+            values = self.fit.log_ratio(many[1]).double()
+            error = (values.std() / len(values) ** 0.5).item()
+        if value > math.log(len(many[1])):
+            log.warning(
+                "divergence: %.2f nats is more than the log of the %d held-out points; it rests on "
+                "what the features can represent, not on the points.",
+                *(value, len(many[1])),
+            )
         history = [(h["step"] / options.steps, h["estimate"]) for h in self.fit.history]
-        return Tracked(value, history, self.fit.seconds)
+        return Tracked(value, history, self.fit.seconds, error)
 
     def _source(self, name: str, values: ArrayLike | Sampler) -> "_Source":
         if callable(values):
+            drawn = values(1, step_generator(self.options.seed, TEST, 2, self.options.device))
+            if not isinstance(drawn, Tensor) or drawn.shape != (1, self.dim):
+                found = tuple(drawn.shape) if isinstance(drawn, Tensor) else type(drawn).__name__
+                raise UserError(
+                    f"{name}: its function gives {found} for one point, expected a tensor of shape "
+                    f"(1, {self.dim})."
+                )
             return _Source(values, None)
         points = _points(name, values, self.dim).to(self.options.device)
         generator = step_generator(self.options.seed + self.steps, TEST, 1, self.options.device)
@@ -163,6 +199,8 @@ def _pairs(reference: _Source, window: _Source) -> DrawPairs:
 
 def _points(name: str, values: ArrayLike, dim: int) -> Tensor:
     array = real_values(name, values)
+    if array.ndim == 1 and dim == 1:
+        array = array[:, None]
     if array.ndim != 2 or array.shape[1] != dim:
         raise UserError(f"{name}: got shape {array.shape}, expected (N, {dim}).")
     if len(array) < LEAST_WINDOW:
