@@ -17,6 +17,7 @@ images.
 __all__ = ["density_grid", "score_density"]
 
 import os
+import textwrap
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -138,7 +139,7 @@ def score_density(
 
 
 def density_grid(path: str | os.PathLike[str], methods: Mapping[str, Scores]) -> None:
-    r"""Draws one row of panels a method: ID against each near set and against each far set.
+    r"""Draws a pair of panels a method, two methods a row: ID against the near and the far sets.
 
     Every method has a range of its own, as scores of different methods have no common scale.
 
@@ -150,10 +151,14 @@ def density_grid(path: str | os.PathLike[str], methods: Mapping[str, Scores]) ->
         UserError: If a score is NaN or infinite.
     """
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(8.0, 2.6 * len(methods)), layout="constrained")
+        rows = -(-len(methods) // 2)
+        figure = Figure(figsize=(14.0, 1.9 * rows + 0.5), layout="constrained")
         FigureCanvasAgg(figure)
-        axes = figure.subplots(len(methods), 2, squeeze=False)
-        for row, (title, scores) in zip(axes, methods.items(), strict=True):
+        pairs = figure.subplots(rows, 4, squeeze=False).reshape(-1, 2)
+        for row in pairs[len(methods) :]:
+            for ax in row:
+                ax.set_axis_off()
+        for row, (title, scores) in zip(pairs, methods.items(), strict=False):
             (id_scores,) = (check_scores("ID", s.score) for s in scores.of("id").values())
             sets = [
                 {name: check_scores(name, s.score) for name, s in scores.of(role).items()}
@@ -162,10 +167,12 @@ def density_grid(path: str | os.PathLike[str], methods: Mapping[str, Scores]) ->
             low, high = _range(id_scores, [s for group in sets for s in group.values()])
             for ax, group, role in zip(row, sets, ("near", "far"), strict=True):
                 _panel(ax, id_scores, group, low, high)
-                ax.set_title(f"{title}: {role} OOD")
-                ax.set_xlabel("score, larger = more ID")
+                ax.set_title(f"{textwrap.fill(title, 40)}\n{role} OOD", loc="left", fontsize=8)
+                ax.set_xlabel("")
+                ax.legend(loc="best", fontsize=6, framealpha=0.6, handlelength=1.5)
+        figure.supxlabel("score, larger = more ID")
         with atomic_path(path) as temporary:
-            figure.savefig(temporary, dpi=100)
+            figure.savefig(temporary, dpi=80)
 
 
 def _panel(ax: Axes, id_scores: Array, sets: Mapping[str, Array], low: float, high: float) -> None:
