@@ -17,8 +17,7 @@ The protocol, fixed before the first run:
   t-interval of the paired difference lies on one side of 0; else the answer is that nothing is seen
   at this budget, and how large a difference would have been seen is the interval's width.
 - `few` does the same with 2,000 training images of each set, `mixed` with a reference of which 30 %
-  are ID images, `narrow` with one kind of reference image, without the broadened ones, whether or
-  not `confirm` found anything.
+  are ID images, whether or not `confirm` found anything.
 - Everything is decided on validation. Test sets are scored, as the main command does, and not
   looked at; the table has no column for them.
 
@@ -81,7 +80,6 @@ STAGES: dict[str, tuple[range, int, list[str]]] = {
     "confirm": (range(10, 15), 1000, []),
     "few": (range(10, 15), 600, ["data.train_limit=2000"]),
     "mixed": (range(10, 15), 600, ["data.mixture=0.3"]),
-    "narrow": (range(10, 15), 600, ["data.broaden=0"]),
 }
 
 # Validation numbers: their names in the records, and the factor to what is shown.
