@@ -37,3 +37,16 @@ def test_the_readme_goes_from_data_to_scores(monkeypatch: pytest.MonkeyPatch) ->
     assert set(test.globs["decisions"].tolist()) <= {1, -1}
     # Flowers are no digits: twenty steps suffice to flag more of them than of digits.
     assert (test.globs["decisions"] == -1).mean() > 0.1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["density", "divergences"])
+def test_examples_of_the_tasks_run(page: str, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.set_default_dtype(torch.float32)
+    text = (README.parent / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    blocks = [part.split("```")[0] for part in text.split("```python\n")[1:]]
+    assert blocks
+    space: dict[str, object] = {}
+    for block in blocks:  # each may use what those before it defined
+        exec(block, space)  # noqa: S102
+    assert capsys.readouterr().out
