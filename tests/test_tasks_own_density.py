@@ -1,5 +1,6 @@
 r"""Tests of the density of a user's own rows, against Gaussians in closed form."""
 
+import logging
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +65,9 @@ def test_units_change_the_density_by_their_volume() -> None:
         (np.r_[rows(200), [[np.nan, 0.0]]], "x: 1 of 201 rows hold NaN"),
         (np.c_[rows(200), np.ones(200)], "x: column 2 is constant"),
         (rows(200)[:, [0, 1, 0]], "x: a column is a linear function of others"),
+        (np.c_[rows(200), rows(200)[:, 0] * (1 + 1e-9 * np.arange(200))], "linear function"),
+        (rows(200) * 1e200, "x: column 0 goes up to .*, too large"),
+        (rows(200) * 1e-300, "x: column 0 goes up to .*, too large or too small"),
         ([["a", "b"]] * 200, "x: expected numbers"),
         (pd.DataFrame({"a": range(200), "b": ["x"] * 200}), "x: expected numbers, column 'b'"),
     ],
@@ -71,6 +75,13 @@ def test_units_change_the_density_by_their_volume() -> None:
 def test_rows_are_refused(x: ArrayLike, message: str) -> None:
     with pytest.raises(UserError, match=message):
         fit_density(x)
+
+
+def test_rounded_values_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        fit_density(rows(200).round(), options=QUICK | {"steps": 2})
+    assert "column 0 has" in caplog.text
+    assert "has no bound" in caplog.text
 
 
 def test_slips_are_told(fitted: Density) -> None:

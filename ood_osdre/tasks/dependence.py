@@ -26,7 +26,14 @@ References:
     | https://arxiv.org/abs/2306.11078
 """
 
-__all__ = ["FAMILIES", "DependenceTask", "NormalScores", "dependence_task", "real_values"]
+__all__ = [
+    "FAMILIES",
+    "DependenceTask",
+    "NormalScores",
+    "dependence_task",
+    "real_values",
+    "repetition",
+]
 
 import math
 from collections.abc import Callable
@@ -44,6 +51,11 @@ Sampler = Callable[[int, Generator], tuple[Tensor, Tensor]]
 
 # The largest number in double precision, and the least above zero.
 LARGEST, LEAST = torch.finfo(torch.float64).max, 5e-324
+
+
+# A column that repeats one value in a larger share of rows, or has a smaller share of distinct
+# values, is discrete.
+MOST_REPEATED, LEAST_DISTINCT = 0.05, 0.1
 
 
 @dataclass(frozen=True)
@@ -107,6 +119,20 @@ def _something_else(values: object) -> str:
         if getattr(dtype, "kind", "O") not in "fiub":
             return f"column {column!r} holds {dtype}"
     return "got something else"
+
+
+def repetition(column: NDArray[np.float64]) -> str | None:
+    r"""Returns how a column repeats its values, if it does so like a discrete one, else None.
+
+    Arguments:
+        column: The values, with shape :math:`(n)`.
+    """
+    n, counts = len(column), np.unique(column, return_counts=True)[1]
+    if len(counts) < LEAST_DISTINCT * n:
+        return f"has {len(counts)} distinct values among {n} rows"
+    if counts.max() > MOST_REPEATED * n:
+        return f"repeats one value in {counts.max()} of {n} rows"
+    return None
 
 
 class NormalScores:

@@ -31,7 +31,7 @@ from torch import Generator, Tensor
 from torch.nn import functional as F
 
 from ..errors import UserError
-from .dependence import NormalScores, real_values
+from .dependence import NormalScores, real_values, repetition
 from .estimators import METHODS, DrawPairs, FitOptions, RatioFit, fit_ratio
 from .methods import Options, settled
 
@@ -45,9 +45,6 @@ ROWS_A_COLUMN = 10
 RESAMPLES = 2000
 # The share of the rows of a fit that select its step.
 HELD_OUT = 0.2
-# A column that repeats one value in a larger share of rows, or has a smaller share of distinct
-# values, is discrete.
-MOST_REPEATED, LEAST_DISTINCT = 0.05, 0.1
 # Normal scores stay within: a value far beyond those fitted to should not go on without end.
 LARGEST_SCORE = 10.0
 DEFAULTS = FitOptions(
@@ -205,19 +202,17 @@ def check_variables(x: ArrayLike, y: ArrayLike) -> tuple[NDArray[np.float64], ND
 
 
 def _check_continuous(name: str, array: NDArray[np.float64]) -> None:
-    n = len(array)
     for i, column in enumerate(array.T):
-        counts = np.unique(column, return_counts=True)[1]
-        few = len(counts) < LEAST_DISTINCT * n
-        advice = "add noise or use a plug-in estimator for discrete data"
-        if len(counts) == 1:
-            found, advice = f"is constant over {n} rows", "leave it out"
-        elif few:
-            found = f"has {len(counts)} distinct values among {n} rows"
-        else:
-            found = f"repeats one value in {counts.max()} of {n} rows"
-        if few or counts.max() > MOST_REPEATED * n:
-            raise UserError(f"{name}: column {i} {found}, expected continuous numbers; {advice}.")
+        if (column == column[0]).all():
+            raise UserError(
+                f"{name}: column {i} is constant over {len(array)} rows, expected continuous "
+                "numbers; leave it out."
+            )
+        if found := repetition(column):
+            raise UserError(
+                f"{name}: column {i} {found}, expected continuous numbers; add noise or use a "
+                "plug-in estimator for discrete data."
+            )
 
 
 def _columns(name: str, values: ArrayLike) -> NDArray[np.float64]:

@@ -8,6 +8,7 @@ there, :math:`\log \hat p(x) = \log \hat r(z) + \log p_0(z) - \log |L| - \log \h
 
 __all__ = ["DEFAULTS", "Density", "fit_density"]
 
+import logging
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..data.batches import step_generator
 from ..errors import UserError
-from .dependence import real_values
+from .dependence import real_values, repetition
 from .estimators import METHODS, RatioFit, fit_ratio
 from .methods import Options, settled
 from .partition import LogMass, annealed_mass, importance_mass
@@ -32,6 +33,8 @@ from .tables_density import (
     proposal_of,
     trusted,
 )
+
+log = logging.getLogger(__name__)
 
 DEFAULTS = replace(OPTIONS, steps=1000)
 # The parts of the rows that select the step and that measure the likelihood.
@@ -114,6 +117,13 @@ def fit_density(
     options = settled(options, DEFAULTS)
     rows = _rows(x)
     check_rows("x", rows)
+    for i, column in enumerate(rows.T):
+        if found := repetition(column):
+            log.warning(
+                "density: column %d %s; the density of rounded values has no bound. Add uniform "
+                "noise as wide as the rounding.",
+                *(i, found),
+            )
     rows = np.random.default_rng(options.seed).permutation(rows)
     cut = max(round(HELD_OUT * len(rows)), 10)
     whitening = Whitening.of(torch.as_tensor(rows[2 * cut :], device=options.device))

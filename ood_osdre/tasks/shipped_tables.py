@@ -31,6 +31,8 @@ SHIPPED = ("colours", "iris", "wine", "breast_cancer")
 
 # Of fewer rows a validation and a test part say nothing.
 LEAST_ROWS = 100
+# Of standardised columns, the least variance in any direction that a covariance still resolves.
+LEAST_VARIANCE = 1e-10
 
 # The rows of `colours`, and the width of the stripes of which each belongs to one part.
 COLOUR_ROWS, STRIPE = 40_000, 16
@@ -77,7 +79,8 @@ def check_rows(name: str, x: Array) -> None:
         x: The rows, with shape :math:`(N, d)`.
 
     Raises:
-        UserError: If there are too few of them, or a column repeats itself or another.
+        UserError: If there are too few of them, or a column is constant, a linear function of others,
+            or of a size that has no variance in double precision.
     """
     n, d = x.shape
     if n < max(LEAST_ROWS, 2 * d):
@@ -85,8 +88,15 @@ def check_rows(name: str, x: Array) -> None:
     still = np.flatnonzero(x.min(axis=0) == x.max(axis=0))
     if len(still):
         raise UserError(f"{name}: column {still[0]} is constant, expected one that varies.")
-    scaled = (x - x.mean(axis=0)) / x.std(axis=0)
-    if np.linalg.matrix_rank(scaled) < d:
+    with np.errstate(over="ignore", under="ignore"):
+        deviation = x.std(axis=0)
+    for i in np.flatnonzero(~((deviation > 0) & np.isfinite(deviation))):
+        raise UserError(
+            f"{name}: column {i} goes up to {np.abs(x[:, i]).max():.1g}, too large or too small to "
+            "be squared; expected other units."
+        )
+    scaled = (x - x.mean(axis=0)) / deviation
+    if np.linalg.eigvalsh(scaled.T @ scaled / n)[0] < LEAST_VARIANCE:
         raise UserError(f"{name}: a column is a linear function of others; leave it out.")
 
 
