@@ -28,6 +28,7 @@ from ood_osdre.tasks.density_methods import (
 )
 from ood_osdre.tasks.estimators import fit_ratio
 from ood_osdre.tasks.images import ImageJob, dequantised, estimate_image, levels_of
+from ood_osdre.tasks.methods import METHODS
 from ood_osdre.tasks.mixtures import GaussianMixture, isotropic
 from ood_osdre.tasks.partition import LogMass, grid_mass, log_normal
 from ood_osdre.tasks.planar import (
@@ -109,7 +110,7 @@ def test_fourier_features_have_the_frequencies_they_say() -> None:
 def test_planar_likelihood_is_normalised_and_close() -> None:
     options = replace(OPTIONS, steps=150, batch_size=256, features=32, depth=2, lr=5e-3)
     planar = planar_set("moons")
-    fit = fit_ratio(PLANAR_METHODS["os-dre"], draw_pairs_of(planar), 2, options)
+    fit = fit_ratio(PLANAR_METHODS["os-dre-likelihood"], draw_pairs_of(planar), 2, options)
     x = planar.sample(2000, torch.Generator().manual_seed(9))
     mass = grid_mass(lambda y: log_density(fit, y), size=121)
     kl = (planar.log_density(x) - log_density(fit, x)).mean() + mass.value
@@ -137,6 +138,18 @@ def test_rows_of_the_planar_suite_agree_with_each_other(small: None) -> None:
         # Untrained, the density is about N(0, I).
         assert abs(row["log_mass"]) < 0.5
         assert row["image"].max() == pytest.approx(1 / (2 * math.pi), rel=0.3)
+
+
+def test_names_of_methods_mean_one_objective_in_every_suite() -> None:
+    planar = PLANAR_METHODS
+    assert set(planar) == set(tables_density.NAMES) >= set(images.NAMES)
+    for name, method in planar.items():
+        other = tables_density.likelihood_or(name, isotropic(2))
+        assert (method.kernel, method.solver) == (other.kernel, other.solver)
+        if "likelihood" in name:
+            assert method.label == other.label
+        else:
+            assert method.objective is METHODS[name].objective is other.objective
 
 
 def test_all_planar_methods_see_the_same_features() -> None:
@@ -223,7 +236,7 @@ def test_average_over_seeds() -> None:
 def test_command_writes_table_record_and_figure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], small: None
 ) -> None:
-    arguments = ["density", "--sets", "moons", "--methods", "os-dre", "d3re"]
+    arguments = ["density", "--sets", "moons", "--methods", "os-dre-likelihood", "d3re"]
     assert main([*arguments, "--steps", "2", "--quiet", "--out", str(tmp_path)]) == 0
     assert "| moons | OS-DRE (likelihood) | rq | 1 |" in capsys.readouterr().out
     record = json.loads((tmp_path / "density-planar.json").read_text())
@@ -239,7 +252,12 @@ def test_command_writes_table_record_and_figure(
     ("arguments", "message"),
     [
         (["--sets", "moon"], "--sets: got 'moon'"),
-        (["--methods", "nwj"], "--methods: got 'nwj'"),
+        (["--methods", "nwj"], "--methods: got 'nwj', which is for --suite tabular, expected"),
+        (
+            ["--suite", "images", "--methods", "d3re"],
+            "which is for --suite planar or tabular, expected some of os-dre-likelihood, os-dre,",
+        ),
+        (["--methods", "os-dre-path"], "--methods: got 'os-dre-path', expected some of"),
         (["--suite", "images", "--sets", "mnist"], "--data-root: needed for the images mnist"),
         (["--suite", "tabular", "--sets", "rocks"], "--sets: got 'rocks'"),
         (["--suite", "tabular", "--sets", "power"], "table power: no data root"),

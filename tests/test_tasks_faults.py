@@ -157,6 +157,12 @@ def same(x: ArrayLike) -> ArrayLike:
     return x
 
 
+class Scored:
+    r"""A detector, which is no function itself."""
+
+    score = staticmethod(same)
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
@@ -164,6 +170,9 @@ def same(x: ArrayLike) -> ArrayLike:
         ({"run_length": math.inf}, ValueError, "'run_length' should be .* finite"),
         ({"run_length": "9"}, TypeError, "'run_length' should be a number"),
         ({"window": 2.5}, TypeError, "'window' should be a whole number"),
+        ({"log_ratio": "a.pt"}, TypeError, r"'log_ratio' .* such as detector\.score, got str"),
+        ({"log_ratio": Scored()}, TypeError, r"such as detector\.score, got Scored"),
+        ({"calibration": X[:0]}, UserError, "calibration: got no inputs, expected at least one"),
         ({"calibration": np.full(99, 1.7e308)}, UserError, "calibration scores: 99 of 99 are bey"),
         ({"calibration": np.ma.masked_less(X, 0)}, UserError, "calibration: got a masked array"),
         ({"calibration": X + 1j}, UserError, "calibration scores: expected numbers"),
@@ -171,14 +180,14 @@ def same(x: ArrayLike) -> ArrayLike:
 )
 def test_monitor_refuses(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message) as caught:
-        DriftMonitor(same, **{"calibration": X, **arguments})
+        DriftMonitor(**{"log_ratio": same, "calibration": X, **arguments})
     assert one_line(caught)
 
 
 def test_monitor_refuses_updates_and_goes_on() -> None:
     monitor = DriftMonitor(same, torch.tensor(X, requires_grad=True))
     before = monitor.update(torch.tensor(Y).bfloat16())
-    for inputs in (np.ma.masked_less(Y, 0), Y * 1e200):
+    for inputs in (np.ma.masked_less(Y, 0), Y * 1e200, Y[:0]):
         with pytest.raises(UserError, match="stream"):
             monitor.update(inputs)
         with pytest.raises(UserError, match=r"stream scores: .* masked"):

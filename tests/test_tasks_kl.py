@@ -4,12 +4,16 @@ import csv
 import json
 import logging
 import math
+import re
+import runpy
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 from torch import Generator, Tensor
 
@@ -17,7 +21,7 @@ from ood_osdre.config import Config
 from ood_osdre.data import load_digits_benchmark
 from ood_osdre.errors import UserError
 from ood_osdre.experiment import train_run
-from ood_osdre.tasks import tracking
+from ood_osdre.tasks import information, kl, tracking
 from ood_osdre.tasks.__main__ import main
 from ood_osdre.tasks.drift import DriftMonitor
 from ood_osdre.tasks.estimators import DrawPairs, RatioFit
@@ -335,6 +339,60 @@ def test_monitor_works_on_images_with_a_trained_detector(tmp_path: Path) -> None
     assert report.alarm - (len(unseen) - half) < 100
 
 
+PAGE = Path(__file__).parents[1] / "docs" / "divergences.md"
+
+
+@pytest.mark.skipif(not PAGE.is_file(), reason="needs a clone")
+def test_every_block_of_the_page_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.set_default_dtype(torch.float32)
+    monkeypatch.setattr(tracking, "QUADRATIC", replace(QUADRATIC, steps=5))
+    monkeypatch.setattr(information, "DEFAULTS", replace(information.DEFAULTS, steps=5))
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    space: dict[str, Any] = {}
+    lines, spaces = [], []
+    for i, block in enumerate(blocks):
+        script = tmp_path / f"block{i}.py"
+        script.write_text(block, encoding="utf-8")
+        space = runpy.run_path(str(script), space)
+        spaces.append(space)
+        lines.append(len(capsys.readouterr().out.splitlines()))
+    assert lines == [3, 2, 1]
+    monitor, space = blocks[1], spaces[1]
+    printed = [line.split("#")[1].split() for line in monitor.splitlines() if "print(" in line]
+    (alarm, _, start, *_), (difference, *_) = printed
+    report = space["report"]
+    assert (report.alarm, report.start) == (int(alarm), int(start.rstrip(":")))
+    assert f"{report.divergence_difference:.2f};" == difference
+    # The detector is the log-ratio that it is said to be.
+    x = np.random.default_rng(1).normal(size=(9, 4))
+    truth = normal_log_density(x, 1.0) - normal_log_density(x, 2.0)
+    np.testing.assert_allclose(space["log_ratio"](x), truth)
+
+
+def normal_log_density(x: np.ndarray, sigma: float) -> ArrayLike:
+    each = -((x / sigma) ** 2) / 2 - math.log(sigma * math.sqrt(2 * math.pi))
+    return np.asarray(each.sum(axis=1))
+
+
+def test_figure_says_what_its_band_and_its_steps_are(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    saved: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: saved.append(self))
+    rows = [
+        {"task": "a", "step": step, "method": "OS-DRE", "seed": 0, "truth": step, "lag": 0.5,
+         "estimate": step, "history": [[step - 0.5, step], [step, step]]}
+        for step in range(2)
+    ]  # fmt: skip
+    kl.plot(tmp_path / "kl.png", rows)
+    _, middle, bottom = saved[0].axes
+    assert [t.get_text() for t in middle.get_legend().get_texts()] == ["5 % or 0.3 nats"]
+    assert "from t - 1 to t" in bottom.get_xlabel()
+    assert all(float(tick).is_integer() for tick in bottom.get_xticks())
+
+
 def test_command_writes_tables_plot_and_record(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -351,17 +409,22 @@ def test_command_writes_tables_plot_and_record(
     record = json.loads((tmp_path / "kl.json").read_text())
     assert record["results"]["rows"][0]["history"][0][0] == pytest.approx(-0.95)
     assert (tmp_path / "kl.png").stat().st_size > 1000
+    assert record["seed"] == record["config"]["seed"] == 0
     with (tmp_path / "drift.csv").open() as file:
         assert [float(r["variance"]) for r in csv.DictReader(file)] == [1, 1.1, 1.25, 1.5, 2]
-    assert "Alarms of the drift monitor" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert f"Tables, plot and record: {tmp_path}\n" in printed
+    # The monitor has no plot, and says what its numbers are of.
+    assert printed.endswith(f"Tables and record: {tmp_path}\n")
+    assert "Streams of 20 dimensions" in printed
+    assert "Guarantee: at most one alarm in 10,000 inputs" in printed
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--methods", "osdre"], "error: --methods: got 'osdre'"),
-        (["--horizon", "20"], "error: --horizon, --dims: got 20"),
-        (["--dims", "0"], "error: --horizon, --dims: got 5 and [0]"),
+        (["--dims", "3", "3"], "error: --dims: got 3 twice"),
     ],
 )
 def test_command_says_what_is_wrong(

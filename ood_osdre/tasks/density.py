@@ -10,13 +10,16 @@ images    bits per dimension of handwritten digits, as an energy model
 __all__ = ["add_arguments", "run"]
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from ..bases import KERNELS
 from ..errors import UserError
+from .density_methods import PLANAR_METHODS
+from .images import NAMES as IMAGE_METHODS
 from .images import estimate_image, image_jobs
+from .methods import METHODS
 from .planar import estimate_planar, planar_jobs, plot_planar
 from .processes import run_jobs
 from .reports import (
@@ -27,10 +30,17 @@ from .reports import (
     refuse_other_results,
     write_report,
 )
+from .tables_density import NAMES as TABLE_METHODS
 from .tables_density import estimate_table, table_jobs
 
 Job = TypeVar("Job")
 
+# The methods of each suite, in the order of their rows.
+SUITES: dict[str, Collection[str]] = {
+    "planar": PLANAR_METHODS,
+    "tabular": tuple(dict.fromkeys((*TABLE_METHODS, *METHODS))),
+    "images": IMAGE_METHODS,
+}
 TITLES = {
     "planar": "Densities of planar sets (nats)",
     "tabular": "Densities of tables (nats, standardised coordinates)",
@@ -54,9 +64,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "--suite",
-        choices=("planar", "tabular", "images"),
+        choices=tuple(SUITES),
         default="planar",
-        help="what to run (default: planar, which is 45 fits of 600 updates)",
+        help="what to run, see above (default: planar, which is 45 fits of 600 updates)",
     )
     add(
         "--sets",
@@ -64,7 +74,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="the sets (default: all planar ones, the tables colours and breast_cancer, digits)",
     )
-    add("--methods", nargs="+", metavar="NAME", help="the methods (default: all)")
+    add(
+        "--methods",
+        nargs="+",
+        metavar="NAME",
+        help="os-dre, along the path; os-dre-likelihood; direct-likelihood, without any time; "
+        "dre-inf and d3re, solvers, not for images; for tables those of the command kl, too "
+        "(default: all but those; for mnist and cifar10 there is os-dre alone)",
+    )
     add(
         "--kernels",
         nargs="+",
@@ -85,6 +102,7 @@ def run(args: argparse.Namespace) -> int:
     check_common_arguments(args)
     if args.whiten and args.suite != "tabular":
         raise UserError(f"--whiten: got --suite {args.suite}, expected tabular; it is for tables.")
+    _refuse_methods_of_other_suites(args)
     config = {k: v for k, v in vars(args).items() if k not in ("out", "run")}
     name = f"density-{args.suite}" + ("-whitened" if args.whiten else "")
 
@@ -106,8 +124,19 @@ def run(args: argparse.Namespace) -> int:
     text = write_report(args.out, name, TITLES[args.suite], table, rows, config, notes)
     if args.suite == "planar":
         plot_planar(args.out / f"{name}.png", drawn)
-    announce(text, args.out)
+    announce(text, args.out, plot=args.suite == "planar")
     return 0
+
+
+def _refuse_methods_of_other_suites(args: argparse.Namespace) -> None:
+    own = SUITES[args.suite]
+    for name in args.methods or ():
+        others = [suite for suite, methods in SUITES.items() if name in methods]
+        if others and args.suite not in others:
+            raise UserError(
+                f"--methods: got {name!r}, which is for --suite {' or '.join(others)}, expected "
+                f"some of {', '.join(own)}."
+            )
 
 
 def average(rows: Sequence[Row], keys: Sequence[str]) -> list[Row]:

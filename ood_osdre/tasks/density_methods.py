@@ -163,9 +163,9 @@ def likelihood(context: Context, proposal: GaussianMixture) -> nn.Module:
 
 #: The rows of the planar suite; they differ in what the label says.
 PLANAR_METHODS: dict[str, Method] = {
-    "os-dre": Method("OS-DRE (likelihood)", _one_step, _wide_likelihood, kernel=True),
-    "os-dre-path": replace(METHODS["os-dre"], label="OS-DRE (path difference)", model=_one_step),
+    "os-dre-likelihood": Method("OS-DRE (likelihood)", _one_step, _wide_likelihood, kernel=True),
+    "os-dre": replace(METHODS["os-dre"], label="OS-DRE (path difference)", model=_one_step),
     "dre-inf": replace(METHODS["dre-inf"], model=_time_conditioned),
     "d3re": replace(METHODS["d3re"], model=_time_conditioned),
-    "direct": Method("Direct (likelihood)", _direct, _wide_likelihood),
+    "direct-likelihood": Method("Direct (likelihood)", _direct, _wide_likelihood),
 }

@@ -82,15 +82,18 @@ class DriftMonitor:
 
     Arguments:
         log_ratio: The fixed detector: a function from a batch of inputs to log-ratios in nats
-            (larger = more ID), with shape :math:`(B)`; :meth:`ood_osdre.Scorer.score` for images.
+            (larger = more ID), with shape :math:`(B)`; `detector.score` for images, of a
+            :class:`ood_osdre.OneStepDetector` or a :class:`ood_osdre.Scorer`.
         calibration: Inputs from before any change that the detector was not trained on.
         run_length: The mean number :math:`c` of inputs to a false alarm, at least.
-        window: The number of latest inputs that the divergence difference is taken over.
+        window: The number of latest inputs that the divergence difference is taken over; right
+            after a change they are a mixture of those before and after it.
         seed: The seed of the random ranks among ties.
 
     Raises:
         UserError: If there are fewer than 50 calibration inputs, one is masked, or a log-ratio is
             not finite or beyond 1e150 nats.
+        TypeError: If the detector is no function.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -109,6 +112,11 @@ class DriftMonitor:
         window: int = 500,
         seed: int = 0,
     ) -> None:
+        if not callable(log_ratio):
+            raise TypeError(
+                "'log_ratio' should be a function from inputs to log-ratios, such as "
+                f"detector.score, got {type(log_ratio).__name__}."
+            )
         if not isinstance(run_length, int | float | np.number):
             raise TypeError(f"'run_length' should be a number, got {run_length!r}.")
         if not 1 < run_length < math.inf:
@@ -193,7 +201,10 @@ class DriftMonitor:
     def _scores(self, name: str, inputs: object) -> NDArray[np.float64]:
         if np.ma.is_masked(inputs):
             raise UserError(f"{name}: got a masked array, expected one without a mask.")
-        scores = check_scores(name, real_values(f"{name} scores", self._log_ratio(inputs)))
+        values = real_values(f"{name} scores", self._log_ratio(inputs))
+        if not values.size:
+            raise UserError(f"{name}: got no inputs, expected at least one.")
+        scores = check_scores(name, values)
         large = int((np.abs(scores) > LARGEST).sum())
         if large:
             raise UserError(

@@ -32,6 +32,8 @@ LARGE_STEPS = {320: 4000, 640: 12_000}
 RATES = {"dre-inf": 3e-3, "d3re": 3e-3, "logistic": 0.03, "nwj": 0.01, "infonce": 0.03}
 PERCEPTRON = FitOptions(features=256, depth=3, lr=2e-3, standardise="whiten", steps=2000)
 
+GAUSSIAN_METHODS = ("os-dre", "dre-inf", "d3re", "logistic", "nwj", "infonce")
+
 SCALARS = FitOptions(features=64, depth=3, lr=2e-3, steps=1000, batch_size=512, eps=1e-4)
 LEVELS = {
     "gauss": (0.0, 0.5, 0.9),
@@ -77,7 +79,7 @@ def gaussian_jobs(args: argparse.Namespace) -> list[Job]:
             f"--dims: got {unknown[0]}, expected some of {', '.join(map(str, known))}."
         )
     seeds = args.seeds or (3 if args.full else 1)
-    methods = args.methods or ["os-dre", "dre-inf", "d3re", "logistic", "nwj", "infonce"]
+    methods = args.methods or GAUSSIAN_METHODS
     jobs = []
     for dim in dims:
         for backbone in args.backbones or ("block_quadratic", "mlp"):

@@ -29,7 +29,7 @@ from .dependence import NormalScores, dependence_task
 from .estimators import METHODS, DrawPairs, divergence, fit_ratio
 from .gaussians import correlated_pairs
 from .information import mutual_information
-from .information_jobs import JOBS, Job
+from .information_jobs import GAUSSIAN_METHODS, JOBS, SCALAR_METHODS, Job
 from .neighbours import ksg
 from .processes import run_jobs
 from .reports import (
@@ -38,6 +38,7 @@ from .reports import (
     announce,
     check_common_arguments,
     count,
+    describe_methods,
     refuse_other_results,
     refuse_unknown,
     summarise,
@@ -54,8 +55,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     r"""Adds the options of the subcommand `mi`."""
     add_common_arguments(parser, "mi")
     add = parser.add_argument
-    add("--suite", choices=("gaussian", "pathological", "all"), default="all")
-    add("--methods", nargs="+", metavar="NAME", help="rows, in place of the default ones")
+    add(
+        "--suite",
+        choices=("gaussian", "pathological", "all"),
+        default="all",
+        help="high-dimensional Gaussians, pathological pairs of scalars, or both, which takes "
+        "minutes (default: all)",
+    )
+    add(
+        "--methods",
+        nargs="+",
+        metavar="NAME",
+        help=f"{describe_methods(METHODS)}; nearest neighbours, of pathological pairs alone: ksg "
+        f"(default: {' '.join(GAUSSIAN_METHODS)}; of pairs {' '.join(SCALAR_METHODS)}; with "
+        "--full more)",
+    )
     add(
         "--dims",
         nargs="+",
@@ -83,19 +97,20 @@ def run(args: argparse.Namespace) -> int:
     r"""Runs the suites, prints their tables and writes them.
 
     Raises:
-        UserError: If a method or dimension is unknown or listed twice, nothing is left to fit, or
-            other results are in the way.
+        UserError: If a method or dimension is unknown or listed twice, the suite has no such
+            method, or other results are in the way.
     """
     check_common_arguments(args)
     refuse_unknown("--methods", args.methods or (), (*METHODS, "ksg"))
+    neighbours = "ksg" in (args.methods or ())
+    if neighbours and args.suite == "gaussian":
+        raise UserError(
+            "--methods: got 'ksg' with --suite gaussian, expected pathological or all; it is for "
+            "pathological pairs."
+        )
     suites = JOBS if args.suite == "all" else (args.suite,)
     # All are listed before the first one runs: a slip should not surface after minutes.
     plan = {suite: jobs for suite in suites if (jobs := JOBS[suite](args))}
-    if not plan:
-        raise UserError(
-            f"--suite {args.suite}: no fits for --methods {' '.join(args.methods or ())}, "
-            "expected some besides ksg, which is for pathological pairs."
-        )
     given = {k: v for k, v in vars(args).items() if k not in ("out", "run")}
     configs = {suite: given | {"suite": suite} for suite in plan}
     for suite, config in configs.items():
@@ -104,12 +119,12 @@ def run(args: argparse.Namespace) -> int:
         rows = run_jobs(estimate, jobs, args.jobs, not args.quiet)
         keys = ["task", "method", "kernel", "features", "evaluations"]
         table = summarise(rows, keys)
-        notes = [NOTES[suite]]
+        notes = [NOTES[suite], *([NO_NEIGHBOURS] if neighbours and suite == "gaussian" else [])]
         text = write_report(
             args.out, f"mi-{suite}", TITLES[suite], table, rows, configs[suite], notes
         )
         plot(args.out / f"mi-{suite}.png", TITLES[suite], table)
-        announce(text, args.out)
+        announce(text, args.out, plot=True)
     return 0
 
 
@@ -123,6 +138,9 @@ NOTES = {
     "pathological": "All see normal scores of the coordinates. KSG sees "
     f"{KSG_POINTS} points, once; the others train on fresh draws.",
 }
+NO_NEIGHBOURS = "KSG is for pathological pairs and has no row here."
+# What the axis of estimates is limited to, in units of the largest truth.
+WINDOW = -0.3, 1.3
 
 
 def estimate(job: Job) -> list[Row]:
@@ -179,6 +197,8 @@ def _row(job: Job, task: str, truth: float, value: float, seconds: float, score:
 def plot(path: Path, title: str, table: Sequence[Row]) -> None:
     r"""Draws the estimates against the truth, one panel a kind of features.
 
+    Estimates far outside, as an exponential bound may give, are triangles at the edge.
+
     Arguments:
         path: The image.
         title: The title.
@@ -191,15 +211,19 @@ def plot(path: Path, title: str, table: Sequence[Row]) -> None:
     # Nearest neighbours have no features; they are in every panel, or in one of their own.
     kinds = sorted({row["features"] for row in table} - {"-"}) or ["-"]
     figure = Figure(figsize=(0.6 + 4.2 * len(kinds), 3.8), layout="constrained")
-    figure.suptitle(title)
+    figure.suptitle(title, fontsize="medium")
     for ax, kind in zip(figure.subplots(1, len(kinds), squeeze=False)[0], kinds, strict=True):
         shown = [row for row in table if row["features"] in (kind, "-")]
-        ends = [min(r["truth"] for r in shown), max(r["truth"] for r in shown)]
-        ax.plot(ends, ends, color="black", linewidth=1, label="truth")
+        truths = [r["truth"] for r in shown]
+        low, high = (share * (max(truths) or 1.0) for share in WINDOW)
+        outside = []
+        ax.axline((truths[0],) * 2, slope=1, color="black", linewidth=1, label="truth")
+        ax.update_datalim([(truth, truth) for truth in truths])
         for label in dict.fromkeys((r["method"], r["kernel"]) for r in shown):
-            points = [r for r in shown if (r["method"], r["kernel"]) == label]
+            own = [r for r in shown if (r["method"], r["kernel"]) == label]
+            points = [r for r in own if low <= r["mean"] <= high]
             name = label[0] if label[1] == "-" else " ".join(label)
-            ax.errorbar(
+            bars = ax.errorbar(
                 [r["truth"] for r in points],
                 [r["mean"] for r in points],
                 [r["std"] or 0.0 for r in points],
@@ -208,7 +232,19 @@ def plot(path: Path, title: str, table: Sequence[Row]) -> None:
                 alpha=0.7,
                 label=name,
             )
-        ax.set_title("" if kind == "-" else kind)
+            colour = bars.lines[0].get_color()
+            outside += [(r["truth"], r["mean"], colour) for r in own if r not in points]
+        if outside:
+            ax.margins(y=0.15)  # for their numbers
+        bottom, top = ax.get_ylim()
+        bottom, top = max(bottom, low), min(top, high)
+        ax.set_ylim(bottom, top)
+        for truth, value, colour in outside:
+            edge, marker, side = (top, "^", -14) if value > high else (bottom, "v", 8)
+            ax.plot(truth, edge, color=colour, marker=marker, clip_on=False, alpha=0.7)
+            style = {"textcoords": "offset points", "ha": "center", "fontsize": 7}
+            ax.annotate(f"{value:.4g}", (truth, edge), (0, side), **style)
+        ax.set_title("" if kind == "-" else f"features: {kind}")
         ax.set_xlabel("truth (nats)")
         ax.set_ylabel("estimate (nats)")
         ax.legend(fontsize=7, frameon=False)

@@ -41,6 +41,7 @@ HALF_WIDTH, SIZE = 6.0, 241
 
 # The square and the points of a panel of the figure.
 VIEW, PIXELS = 4.2, 96
+CAPTION = "Densities as they come, not normalised; colours of a line are those of its exact one."
 
 OPTIONS = FitOptions(steps=600, standardise="no")
 FULL = replace(OPTIONS, steps=10_000, batch_size=2048, features=256)
@@ -151,7 +152,7 @@ def _image(fit: RatioFit, device: str) -> np.ndarray:
 def plot_planar(path: Path, rows: Sequence[Row]) -> None:
     r"""Draws samples, the truth and every method's density, a line a set.
 
-    Densities are as they come, not normalised, on the scale of the set's own.
+    Densities are as they come, not normalised, all of a set on the scale of its exact one.
 
     Arguments:
         path: The PNG file.
@@ -161,7 +162,8 @@ def plot_planar(path: Path, rows: Sequence[Row]) -> None:
 
     names = list(dict.fromkeys(row["set"] for row in rows))
     titles = list(dict.fromkeys(_title(row) for row in rows))
-    figure = Figure(figsize=(1.05 * (2 + len(titles)), 1.05 * len(names) + 0.4), dpi=90)
+    height = 1.05 * len(names) + 0.4 + 0.2
+    figure = Figure(figsize=(1.05 * (2 + len(titles)), height), dpi=90)
     axes = figure.subplots(len(names), 2 + len(titles), squeeze=False)
     for line, name in zip(axes, names, strict=True):
         planar = planar_set(name)
@@ -187,7 +189,9 @@ def plot_planar(path: Path, rows: Sequence[Row]) -> None:
             ax.set(xticks=[], yticks=[], xlim=(-VIEW, VIEW), ylim=(-VIEW, VIEW), aspect="equal")
     for ax, title in zip(axes[0], ["samples", "exact", *titles], strict=True):
         ax.set_title(title.replace(" (", "\n("), fontsize=6.5)
-    figure.subplots_adjust(0.03, 0.005, 0.998, 1 - 0.45 / (1.05 * len(names) + 0.4), 0.04, 0.04)
+    bottom = 0.2 / height
+    figure.subplots_adjust(0.03, bottom + 0.005, 0.998, 1 - 0.45 / height, 0.04, 0.04)
+    figure.text(0.5, bottom / 2, CAPTION, ha="center", va="center", fontsize=6.5)
     with atomic_path(path) as temporary:
         figure.savefig(temporary, format="png")
         _reduce_colours(temporary)

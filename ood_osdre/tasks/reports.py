@@ -6,6 +6,7 @@ __all__ = [
     "announce",
     "check_common_arguments",
     "count",
+    "describe_methods",
     "refuse_other_results",
     "refuse_unknown",
     "summarise",
@@ -17,15 +18,19 @@ import csv
 import io
 import json
 import math
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..devices import find_device
 from ..errors import UserError
 from ..files import as_json, atomic_path
-from ..records import RunRecord
+from ..records import RunRecord, command_line
+
+if TYPE_CHECKING:
+    from .methods import Method
 
 Row: TypeAlias = dict[str, Any]
 
@@ -51,7 +56,7 @@ def add_common_arguments(parser: argparse.ArgumentParser, task: str) -> None:
     add("--seeds", type=one, metavar="N", help="consecutive seeds of every fit")
     seed = count(0, LARGEST_SEED)
     add("--seed", type=seed, default=0, metavar="N", help="the first seed (default: 0)")
-    add("--steps", type=one, metavar="N", help="steps of every fit, in place of its own")
+    add("--steps", type=one, metavar="N", help="updates of every fit, in place of its own")
     add("--lr", type=_rate, metavar="X", help="the learning rate, in place of each fit's own")
     add("--jobs", type=one, default=1, metavar="N", help="processes (default: 1)")
     add("--device", default="cpu", help="cpu, cuda, ... (default: cpu)")
@@ -90,6 +95,19 @@ def _rate(text: str) -> float:
     return value
 
 
+def describe_methods(methods: Mapping[str, "Method"]) -> str:
+    r"""Returns the names of methods by what they are, for a help text.
+
+    Arguments:
+        methods: The methods by name.
+    """
+    solvers = [name for name, method in methods.items() if method.solver]
+    ours = [name for name, method in methods.items() if method.kernel]
+    direct = [name for name in methods if name not in (*solvers, *ours)]
+    kinds = {"one step": ours, "solvers": solvers, "direct": direct}
+    return "; ".join(f"{kind}: {' '.join(names)}" for kind, names in kinds.items() if names)
+
+
 def check_common_arguments(args: argparse.Namespace) -> None:
     r"""Refuses what a parser cannot, before the first fit.
 
@@ -116,7 +134,7 @@ def refuse_unknown(option: str, given: Iterable[str], known: Iterable[str]) -> N
         given: The names.
         known: Those there are.
     """
-    known = list(known)
+    known = list(dict.fromkeys(known))
     for name in given:
         if name not in known:
             raise UserError(f"{option}: got {name!r}, expected some of {', '.join(known)}.")
@@ -215,8 +233,10 @@ def write_report(
     """
     record = RunRecord(
         config=dict(config),
+        seed=config.get("seed"),
         benchmark=f"tasks/{name}",
         device=str(config.get("device", "cpu")),
+        command=_command(),
         results={"table": list(table), "rows": list(rows)},
     )
     try:
@@ -239,10 +259,25 @@ def write_report(
     return text
 
 
-def announce(text: str, out: Path) -> None:
-    r"""Prints a table and where its files are."""
+def announce(text: str, out: Path, plot: bool = False) -> None:
+    r"""Prints a table and where its files are.
+
+    Arguments:
+        text: The table.
+        out: The folder of the files.
+        plot: Whether there is a plot among them.
+    """
     print(text)
-    print(f"Tables, plot and record: {out}")
+    print(f"{'Tables, plot' if plot else 'Tables'} and record: {out}")
+
+
+def _command() -> list[str]:
+    # Of a module that `-m` ran, the command line has nothing but the name of its file.
+    program, *arguments = command_line()
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    if spec is None:
+        return [program, *arguments]
+    return ["python", "-m", spec.name.removesuffix(".__main__"), *arguments]
 
 
 def _markdown(table: Sequence[Row]) -> str:
@@ -261,4 +296,6 @@ def _is_number(values: Sequence[object]) -> bool:
 def _cell(value: object) -> str:
     if value is None:
         return "-"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:.0f}" if value.is_integer() and abs(value) < 1e9 else f"{value:.4g}"
+    return str(value)
