@@ -484,7 +484,7 @@ def test_command_writes_table_plot_and_record(
         ),
         (
             ["mi", "--suite", "gaussian", "--methods", "ksg"],
-            "error: --suite gaussian: no fits for",
+            "error: --methods: got 'ksg' with --suite gaussian",
         ),
     ],
 )
