@@ -5,7 +5,7 @@ r"""What does score matching along the path add to a ratio that is supervised at
     python benchmarks/path_terms.py few --data-root DIR --only "NAME OF A CANDIDATE"
     python benchmarks/path_terms.py mixed --data-root DIR --only "NAME OF A CANDIDATE"
 
-The protocol, fixed before the first run:
+The protocol, fixed before the first run but for what is said of a second round:
 
 - The base is the shipped default (end-point + class + broad). A candidate is the base and one
   thing more, with the same seed, data, network and number of steps.
@@ -17,7 +17,7 @@ The protocol, fixed before the first run:
   t-interval of the paired difference lies on one side of 0; else the answer is that nothing is seen
   at this budget, and how large a difference would have been seen is the interval's width.
 - `few` does the same with 2,000 training images of each set, `mixed` with a reference of which 30 %
-  are ID images, whether or not `confirm` found anything.
+  are ID images, for the best of the first round, whether or not `confirm` found anything.
 - Everything is decided on validation. Test sets are scored, as the main command does, and not
   looked at; the table has no column for them.
 

@@ -122,7 +122,7 @@ def drift() -> str:
     frame = _read("kl/drift.json")
     formats = {"E_q[log r]": "{:.2f}", "truth": "{:.2f}"}
     rows = [
-        [formats.get(k, "{:g}").format(v) if v is not None else "-" for k, v in row.items()]
+        [formats.get(k, "{:g}").format(v) if pd.notna(v) else "-" for k, v in row.items()]
         for row in frame.to_dict("records")
     ]
     return markdown_rows(list(frame.columns), rows)

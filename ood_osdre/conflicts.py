@@ -109,7 +109,15 @@ def _network_conflicts(config: "Config") -> Iterator[str]:
             f"{' and '.join(f'objective.{term}' for term in DATA_SCORED)} of estimator one_step, "
             f"got {' and '.join(beside) or 'neither'} of estimator {config.estimator}."
         )
-    blends = [term for term in SCORE_MATCHING[:-1] if getattr(objective, term)]
+    if objective.mixture_score and objective.endpoint_spread > 1:
+        yield "objective.mixture_score: is on, but objective.endpoint_spread ties ends to times."
+    if objective.mixture_score and objective.weight in ("inverse_variance", "noise_variance"):
+        yield (
+            f"objective.mixture_score: is on, but objective.weight {objective.weight} is of a "
+            "Gaussian path; expected bridge, constant or ends."
+        )
+    others = (term for term in SCORE_MATCHING if term != "mixture_score")
+    blends = [term for term in others if getattr(objective, term)]
     if objective.mixture_score and blends:
         yield (
             f"objective.mixture_score: is on beside {' and '.join(blends)}, whose time score is of "

@@ -175,7 +175,7 @@ def build_objective(
         "path_difference": (o.path_difference, lambda: PathDifference(path, weight, o.delta)),
         "mixture_score": (
             o.mixture_score,
-            lambda: MixtureScoreMatching(path, weight, times, clean, spread),
+            lambda: MixtureScoreMatching(path, weight, times, clean),
         ),
         "shrinkage": (o.shrinkage, lambda: Shrinkage(path, clean, spread)),
         "path_variance": (o.path_variance, lambda: PathVariance(path, moments)),

@@ -75,7 +75,7 @@ TERMS = [
     {"endpoint": 0.0, "time_score": 1.0, "weight": "bridge"},
     {"endpoint": 0.0, "path_difference": 1.0, "weight": "constant"},
     {"endpoint": 0.0, "mixture_score": 1.0, "weight": "bridge"},
-    {"endpoint": 1.0, "endpoint_spread": 3.0, "mixture_score": 1.0, "weight": "bridge"},
+    {"endpoint": 1.0, "endpoint_spread": 3.0, "time_score": 1.0, "weight": "bridge"},
     {"endpoint": 1.0, "time_score": 1.0, "weight": "ends", "ramp": "falling"},
 ]
 

@@ -30,8 +30,8 @@ class MixtureScoreMatching(EndTerm):
     :math:`\mathbb{E}_{p_t}[f] = (1 - t) \, \mathbb{E}_{p_0}[f] + t \, \mathbb{E}_{p_1}[f]`. So no
     forward pass is needed beyond the end-point loss's own.
 
-    For large ratios the score of ID points is close to :math:`1 / t`, that of reference points to
-    :math:`-1 / (1 - t)`: steep functions that a few wide atoms do not follow. The default weight
+    Where the ends hardly overlap the score of ID points is close to :math:`1 / t`, that of reference
+    points to :math:`-1 / (1 - t)`: steep functions that a few wide atoms do not follow. The default weight
     :math:`t (1 - t)` takes the ends out.
 
     Arguments:
@@ -39,7 +39,6 @@ class MixtureScoreMatching(EndTerm):
         weight: The weight :math:`\lambda`.
         times: The distribution of the draws' times; by default uniform on :math:`[0, 1]`.
         clean: Whether to use the clean ends in place of the dequantised ones.
-        spread: The factor of the ends' noise, as :class:`EndTerm` has it.
     """
 
     def __init__(
@@ -48,9 +47,9 @@ class MixtureScoreMatching(EndTerm):
         weight: Weight | None = None,
         times: Times | None = None,
         clean: bool = False,
-        spread: float = 1.0,
     ) -> None:
-        super().__init__(path, clean, spread)
+        # No spread: it would tie the ends to the draw's time, which is the mixture's here.
+        super().__init__(path, clean)
         self.weight = BridgeWeight() if weight is None else weight
         self.times = UniformTimes() if times is None else times
 

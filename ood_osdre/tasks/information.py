@@ -88,6 +88,10 @@ def mutual_information(
     estimate rests on what the model assumes between the rows, and a warning says so. Another warns
     of fewer than ten rows a column, of which an estimate falls short.
 
+    Where the ratio of a fold is no better than none on held-out pairs, its rows count as 0, which a
+    warning says; if all do, the interval is [0, 0] and tells that nothing was found, not that there
+    is nothing.
+
     Arguments:
         x: The first variable, numbers with shape :math:`(n)` or :math:`(n, d_x)`.
         y: The second variable, numbers with shape :math:`(n)` or :math:`(n, d_y)`.
@@ -256,7 +260,14 @@ def _cross_fit(
         method, draw, rows.shape[1], options, held_out=(apart, held_out), progress=progress
     )
     scored = fit.log_ratio(mapped(test)).double().cpu().numpy()
-    return scored if _tells_apart(fit, apart, held_out) else np.zeros_like(scored)
+    if _tells_apart(fit, apart, held_out):
+        return scored
+    log.warning(
+        "mutual information: of one of %d folds the ratio tells pairs from shuffled ones no better "
+        "than a coin; its rows count as 0 nats.",
+        FOLDS,
+    )
+    return np.zeros_like(scored)
 
 
 def _tells_apart(fit: RatioFit, apart: Tensor, together: Tensor) -> bool:

@@ -126,6 +126,7 @@ def fit_density(
             )
     rows = np.random.default_rng(options.seed).permutation(rows)
     cut = max(round(HELD_OUT * len(rows)), 10)
+    check_rows("x, its training part", rows[2 * cut :], least=0)
     whitening = Whitening.of(torch.as_tensor(rows[2 * cut :], device=options.device))
     dtype = torch.get_default_dtype()
     test, val, train = (
@@ -146,7 +147,9 @@ def fit_density(
     importance = importance_mass(lambda y: log_density(fit, y), proposal, DRAWS, generator)
     annealed = None
     if not fit.method.solver:
-        annealed = annealed_mass(fit.model.log_ratio, rows.shape[1], generator)
+        annealed = annealed_mass(
+            lambda z: fit.model.log_ratio(fit.standardise(z)), rows.shape[1], generator
+        )
     log_mass = trusted(importance, annealed)
     value = log_density(fit, test) + whitening.log_volume - log_mass
     error = (value.std() / len(value) ** 0.5).item()

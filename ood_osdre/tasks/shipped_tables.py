@@ -71,20 +71,21 @@ def shuffled_parts(x: Array, rng: np.random.Generator | None = None) -> Parts:
     return standardised(parts, parts[0])
 
 
-def check_rows(name: str, x: Array) -> None:
+def check_rows(name: str, x: Array, least: int = LEAST_ROWS) -> None:
     r"""Refuses rows that no density can be fitted to.
 
     Arguments:
         name: What to call them in errors.
         x: The rows, with shape :math:`(N, d)`.
+        least: The least number of rows; twice the columns are needed in any case.
 
     Raises:
         UserError: If there are too few of them, or a column is constant, a linear function of others,
             or of a size that has no variance in double precision.
     """
     n, d = x.shape
-    if n < max(LEAST_ROWS, 2 * d):
-        raise UserError(f"{name}: {n} rows, expected at least {max(LEAST_ROWS, 2 * d)}.")
+    if n < max(least, 2 * d):
+        raise UserError(f"{name}: {n} rows, expected at least {max(least, 2 * d)}.")
     still = np.flatnonzero(x.min(axis=0) == x.max(axis=0))
     if len(still):
         raise UserError(f"{name}: column {still[0]} is constant, expected one that varies.")

@@ -27,6 +27,7 @@ from torch import Generator, Tensor
 
 from ..baselines import TimeConditionedRatio
 from ..data.batches import step_generator
+from ..errors import UserError
 from .density_methods import likelihood
 from .estimators import DrawPairs, FitOptions, RatioFit, fit_ratio
 from .methods import METHODS, Method, direct, one_step
@@ -81,13 +82,17 @@ def table_jobs(args: argparse.Namespace) -> list[TableJob]:
     r"""Lists the fits of the suite.
 
     Raises:
-        UserError: If a table or a method is unknown.
+        UserError: If a table or a method is unknown, or two tables have one name.
     """
     names, methods = args.sets or DEFAULT_TABLES, args.methods or NAMES
     refuse_unknown("--sets", [n for n in names if not is_file_name(n)], table_names())
     refuse_unknown("--methods", methods, (*NAMES, *METHODS))
-    for name in names:
-        load_table(name, args.data_root)
+    titles = [load_table(name, args.data_root).name for name in names]
+    for title in titles:
+        if titles.count(title) > 1:
+            raise UserError(
+                f"--sets: two tables are called {title}, expected other names of files."
+            )
     options = (FULL if args.full else OPTIONS).given(args.device, args.steps, args.lr)
     kernels: Any = args.kernels or ["rq", "gaussian", "imq", "matern32"]
     return [
@@ -253,7 +258,11 @@ def _judge(
     if proposal is not None:
         mass = importance_mass(lambda y: log_density(fit, y), proposal, DRAWS, generator)
     nll = -value.mean().item() - data.log_volume
-    check = annealed_mass(fit.model.log_ratio, data.test.shape[1], generator) if annealed else None
+    check = None
+    if annealed:
+        check = annealed_mass(
+            lambda z: fit.model.log_ratio(fit.standardise(z)), data.test.shape[1], generator
+        )
     return {
         "nll": nll,
         "nll_error": value.std().item() / math.sqrt(len(value)),

@@ -103,7 +103,10 @@ def load_table(
         (142, 13)
     """
     if is_file_name(name):
-        return Table(Path(name).stem, *shuffled_parts(read_numbers(Path(name))))
+        with np.errstate(invalid="ignore", divide="ignore"):
+            parts = shuffled_parts(read_numbers(Path(name)))
+        check_rows(f"{name}, its training part", parts[0], least=0)
+        return Table(Path(name).name, *parts)
     if name in SHIPPED:
         return Table(name, *shipped_table(name))
     source = find("data_manifests", str(manifest))
