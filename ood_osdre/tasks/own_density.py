@@ -2,7 +2,7 @@ r"""The density of a user's own rows of numbers, normalised as far as its mass i
 
 A one-step ratio to :math:`p_0 = \mathcal{N}(0, I)` in coordinates without correlations is a density
 there, :math:`\log \hat p(x) = \log \hat r(z) + \log p_0(z) - \log |L| - \log \hat Z`, with
-:math:`z = L^{-1} (x - m)`: one forward pass a row. What :math:`\log \hat Z` is worth is said in
+:math:`z = L^{-1} (x - m)`: one forward pass a row, but for the solver methods. What :math:`\log \hat Z` is worth is said in
 :mod:`ood_osdre.tasks.tables_density`.
 """
 
@@ -50,10 +50,10 @@ class Density:
         whitening: The map to them.
         log_mass: What was divided by, :math:`\log \hat Z`, in nats.
         importance: Its estimate by importance sampling, with error and effective draws.
-        annealed: Its estimate by annealing. Both miss mass sooner than invent it: where they
+        annealed: Its estimate by annealing, None for solvers. Both miss mass sooner than invent it: where they
             differ by more than their errors, the likelihoods below are too high, if anything.
         log_likelihood: The mean normalised log-density of rows that were not fitted to, in nats.
-        standard_error: That of this mean.
+        standard_error: That of this mean, without the error of :math:`\log \hat Z`.
     """
 
     fit: RatioFit
@@ -97,7 +97,7 @@ def fit_density(
         x: The rows, continuous numbers with shape :math:`(N, d)`, or :math:`(N)` for one column.
         method: One of those of the tabular suite: `os-dre` (along the path), `os-dre-likelihood`
             (better in a few dimensions, not to be trusted in many), `dre-inf`, `d3re`,
-            `direct-likelihood`.
+            `direct-likelihood`; or one of :data:`ood_osdre.tasks.methods.METHODS`.
         options: How the ratio is fitted: options by name that differ from :data:`DEFAULTS`, such
             as `{"steps": 3000}`, or :class:`ood_osdre.tasks.methods.FitOptions`.
         progress: Whether to show a progress bar.
@@ -105,6 +105,7 @@ def fit_density(
     Raises:
         UserError: If the rows are no finite numbers, too few, or do not span their dimensions, or
             the method or an option is unknown.
+        TypeError: If `options` is neither a mapping nor options.
 
     Example:
         >>> x = np.random.default_rng(0).normal(3.0, 2.0, size=(500, 2))

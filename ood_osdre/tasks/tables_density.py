@@ -9,8 +9,8 @@ A likelihood as it comes is no likelihood unless :math:`\hat Z = 1`. Each row ha
 with its standard error and effective number of draws, and one-pass rows have it by annealing too.
 The normalised likelihood takes the first if it has enough effective draws and the second did not
 find clearly more, else the larger: both miss mass sooner than invent it. Rows of solvers have only
-the first and are flattered, if anything. The step that is kept is the one with the least *training objective* on the validation part. That is
-a proper loss; the NLL as it comes is not, and would select the step that overestimates most.
+the first and are flattered, if anything. The step that is kept is the one with the least *training
+objective* on the validation part. That is a proper loss; the NLL as it comes is not, and would select the step that overestimates most.
 """
 
 __all__ = ["TableJob", "Whitened", "estimate_table", "fit_and_judge", "table_jobs", "whitened"]
