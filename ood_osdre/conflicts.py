@@ -47,6 +47,20 @@ def conflicts(config: "Config") -> Iterator[str]:
     for term in ("class_weight", "outlier_exposure"):
         if getattr(objective, term) and not network.classes_head:
             yield f"objective.{term}: is on, but network.classes_head is false."
+    yield from _objective_conflicts(config)
+    yield from _estimator_conflicts(config)
+    yield from _network_conflicts(config)
+    yield from _path_conflicts(config)
+    broaden, mixture = config.data.broaden, config.data.mixture
+    if broaden + mixture > 1:
+        yield (
+            f"data.mixture: got {mixture:g}, expected at most {1 - broaden:g}, what "
+            f"data.broaden ({broaden:g}) leaves."
+        )
+
+
+def _objective_conflicts(config: "Config") -> Iterator[str]:
+    objective = config.objective
     if objective.endpoint_clean and objective.endpoint_spread > 1:
         yield "objective.endpoint_spread: is on, but objective.endpoint_clean leaves no noise."
     if objective.ramp != "constant" and not any(getattr(objective, t) for t in SCORE_MATCHING):
@@ -56,14 +70,19 @@ def conflicts(config: "Config") -> Iterator[str]:
         )
     if objective.ramp != "constant" and config.estimator == "time_conditioned":
         yield f"objective.ramp: got {objective.ramp}, but a single term has nothing to ramp against."
-    yield from _estimator_conflicts(config)
-    yield from _network_conflicts(config)
-    yield from _path_conflicts(config)
-    broaden, mixture = config.data.broaden, config.data.mixture
-    if broaden + mixture > 1:
+    if objective.mixture_score and objective.endpoint_spread > 1:
+        yield "objective.mixture_score: is on, but objective.endpoint_spread ties ends to times."
+    if objective.mixture_score and objective.weight in ("inverse_variance", "noise_variance"):
         yield (
-            f"data.mixture: got {mixture:g}, expected at most {1 - broaden:g}, what "
-            f"data.broaden ({broaden:g}) leaves."
+            f"objective.mixture_score: is on, but objective.weight {objective.weight} is of a "
+            "Gaussian path; expected bridge, constant or ends."
+        )
+    others = (term for term in SCORE_MATCHING if term != "mixture_score")
+    blends = [term for term in others if getattr(objective, term)]
+    if objective.mixture_score and blends:
+        yield (
+            f"objective.mixture_score: is on beside {' and '.join(blends)}, whose time score is of "
+            "another path."
         )
 
 
@@ -108,20 +127,6 @@ def _network_conflicts(config: "Config") -> Iterator[str]:
             "objective.data_score: is on, expected beside one of "
             f"{' and '.join(f'objective.{term}' for term in DATA_SCORED)} of estimator one_step, "
             f"got {' and '.join(beside) or 'neither'} of estimator {config.estimator}."
-        )
-    if objective.mixture_score and objective.endpoint_spread > 1:
-        yield "objective.mixture_score: is on, but objective.endpoint_spread ties ends to times."
-    if objective.mixture_score and objective.weight in ("inverse_variance", "noise_variance"):
-        yield (
-            f"objective.mixture_score: is on, but objective.weight {objective.weight} is of a "
-            "Gaussian path; expected bridge, constant or ends."
-        )
-    others = (term for term in SCORE_MATCHING if term != "mixture_score")
-    blends = [term for term in others if getattr(objective, term)]
-    if objective.mixture_score and blends:
-        yield (
-            f"objective.mixture_score: is on beside {' and '.join(blends)}, whose time score is of "
-            "another path."
         )
     differentiated = objective.data_score or config.estimator == "time_conditioned"
     if config.training.compile and objective.time_score and differentiated:

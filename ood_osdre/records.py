@@ -113,10 +113,14 @@ def _mismatch(record: object) -> str:
 def command_line() -> list[str]:
     r"""Reads the command line as it was given.
 
-    Python expands the program's name to a full path for `-m` and console scripts. It was not
-    given by the user, so only its last part is kept.
+    Python expands the program's name to a full path for `-m` and console scripts. Of `-m` the
+    module is put back; else the path was not given by the user, and only its last part is kept.
     """
     program, *arguments = sys.argv or [""]
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    if spec is not None and getattr(main, "__file__", None) == program:
+        return ["python", "-m", spec.name.removesuffix(".__main__"), *arguments]
 
     return [os.path.basename(program) if os.path.isabs(program) else program, *arguments]
 

@@ -136,7 +136,8 @@ def test_record_holds_a_command_that_can_be_given(
     main_module = types.ModuleType("__main__")
     main_module.__spec__ = importlib.util.find_spec("ood_osdre.tasks.__main__")
     monkeypatch.setitem(sys.modules, "__main__", main_module)
-    monkeypatch.setattr(sys, "argv", ["/somewhere/tasks/__main__.py", "kl", "--seed", "3"])
+    main_module.__file__ = "/somewhere/tasks/__main__.py"
+    monkeypatch.setattr(sys, "argv", [main_module.__file__, "kl", "--seed", "3"])
     record = recorded()
     assert record["command"] == ["python", "-m", "ood_osdre.tasks", "kl", "--seed", "3"]
     assert record["seed"] == 3

@@ -31,6 +31,7 @@ __all__ = [
     "DependenceTask",
     "NormalScores",
     "dependence_task",
+    "finite_rows",
     "real_values",
     "repetition",
 ]
@@ -110,6 +111,30 @@ def real_values(name: str, values: object) -> NDArray[np.float64]:
     except (TypeError, ValueError, RuntimeError):
         raise UserError(f"{name}: expected numbers, {_something_else(values)}.") from None
     raise UserError(f"{name}: expected numbers, got dtype {array.dtype}.")
+
+
+def finite_rows(name: str, values: object) -> NDArray[np.float64]:
+    r"""Returns a user's rows, or says why they are none.
+
+    Arguments:
+        name: What to call them in errors.
+        values: Numbers with shape :math:`(n)` or :math:`(n, d)`, see :func:`real_values`.
+
+    Returns:
+        The rows, with shape :math:`(n, d)`.
+
+    Raises:
+        UserError: If they are no numbers, masked, none at all, of another shape, or not finite.
+    """
+    array = real_values(name, values)
+    if array.ndim == 1:
+        array = array[:, None]
+    if array.ndim != 2 or not array.size:
+        raise UserError(f"{name}: got shape {array.shape}, expected (n,) or (n, d).")
+    bad = int((~np.isfinite(array)).any(axis=1).sum())
+    if bad:
+        raise UserError(f"{name}: {bad} of {len(array)} rows hold NaN or infinity, expected none.")
+    return array
 
 
 def _something_else(values: object) -> str:

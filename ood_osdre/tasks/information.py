@@ -31,7 +31,7 @@ from torch import Generator, Tensor
 from torch.nn import functional as F
 
 from ..errors import UserError
-from .dependence import NormalScores, real_values, repetition
+from .dependence import NormalScores, finite_rows, repetition
 from .estimators import METHODS, DrawPairs, FitOptions, RatioFit, fit_ratio
 from .methods import Options, settled
 
@@ -185,7 +185,7 @@ def check_variables(x: ArrayLike, y: ArrayLike) -> tuple[NDArray[np.float64], ND
     Raises:
         UserError: As :func:`mutual_information`.
     """
-    first, second = _columns("x", x), _columns("y", y)
+    first, second = finite_rows("x", x), finite_rows("y", y)
     n = len(first)
     if len(second) != n:
         raise UserError(f"x and y: got {n} and {len(second)} rows, expected as many of each.")
@@ -217,18 +217,6 @@ def _check_continuous(name: str, array: NDArray[np.float64]) -> None:
                 f"{name}: column {i} {found}, expected continuous numbers; add noise or use a "
                 "plug-in estimator for discrete data."
             )
-
-
-def _columns(name: str, values: ArrayLike) -> NDArray[np.float64]:
-    array = real_values(name, values)
-    if array.ndim == 1:
-        array = array[:, None]
-    if array.ndim != 2 or not array.size:
-        raise UserError(f"{name}: got shape {array.shape}, expected (n,) or (n, d).")
-    bad = int((~np.isfinite(array)).any(axis=1).sum())
-    if bad:
-        raise UserError(f"{name}: {bad} of {len(array)} rows hold NaN or infinity, expected none.")
-    return array
 
 
 def _cross_fit(

@@ -17,19 +17,19 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..data.batches import step_generator
 from ..errors import UserError
-from .dependence import real_values, repetition
+from .dependence import finite_rows, repetition
 from .estimators import METHODS, RatioFit, fit_ratio
 from .methods import Options, settled
-from .partition import LogMass, annealed_mass, importance_mass
+from .partition import LogMass
 from .planar import TEST, log_density
 from .shipped_tables import check_rows
 from .tables_density import (
-    DRAWS,
     NAMES,
     OPTIONS,
     Whitening,
     draw_pairs_of,
     likelihood_or,
+    masses,
     proposal_of,
     trusted,
 )
@@ -59,7 +59,7 @@ class Density:
     fit: RatioFit
     whitening: Whitening
     log_mass: float
-    importance: LogMass
+    importance: LogMass | None
     annealed: LogMass | None
     log_likelihood: float
     standard_error: float
@@ -76,7 +76,7 @@ class Density:
         Raises:
             UserError: If the rows are no finite numbers, or of another dimension.
         """
-        rows = _rows(x)
+        rows = finite_rows("x", x)
         dim = len(self.whitening.mean)
         if rows.shape[1] != dim:
             raise UserError(f"x: got shape {rows.shape}, expected (N, {dim}).")
@@ -116,7 +116,7 @@ def fit_density(
     if method not in (known := tuple(dict.fromkeys((*NAMES, *METHODS)))):
         raise UserError(f"method: got {method!r}, expected one of {', '.join(known)}.")
     options = settled(options, DEFAULTS)
-    rows = _rows(x)
+    rows = finite_rows("x", x)
     check_rows("x", rows)
     for i, column in enumerate(rows.T):
         if found := repetition(column):
@@ -145,24 +145,8 @@ def fit_density(
         held_out=(x_0, val),
         progress=progress,
     )
-    importance = importance_mass(lambda y: log_density(fit, y), proposal, DRAWS, generator)
-    annealed = None
-    if not fit.method.solver:
-        annealed = annealed_mass(
-            lambda z: fit.model.log_ratio(fit.standardise(z)), rows.shape[1], generator
-        )
+    importance, annealed = masses(fit, proposal, rows.shape[1], generator)
     log_mass = trusted(importance, annealed)
     value = log_density(fit, test) + whitening.log_volume - log_mass
     error = (value.std() / len(value) ** 0.5).item()
     return Density(fit, whitening, log_mass, importance, annealed, value.mean().item(), error)
-
-
-def _rows(x: ArrayLike) -> NDArray[np.float64]:
-    rows = real_values("x", x)
-    rows = rows[:, None] if rows.ndim == 1 else rows
-    if rows.ndim != 2 or not rows.size:
-        raise UserError(f"x: got shape {rows.shape}, expected (N, d).")
-    bad = int((~np.isfinite(rows)).any(axis=1).sum())
-    if bad:
-        raise UserError(f"x: {bad} of {len(rows)} rows hold NaN or infinity, expected none.")
-    return rows

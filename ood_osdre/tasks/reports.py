@@ -18,7 +18,6 @@ import csv
 import io
 import json
 import math
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -27,7 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ..devices import find_device
 from ..errors import UserError
 from ..files import as_json, atomic_path
-from ..records import RunRecord, command_line
+from ..records import RunRecord
 
 if TYPE_CHECKING:
     from .methods import Method
@@ -236,7 +235,6 @@ def write_report(
         seed=config.get("seed"),
         benchmark=f"tasks/{name}",
         device=str(config.get("device", "cpu")),
-        command=_command(),
         results={"table": list(table), "rows": list(rows)},
     )
     try:
@@ -269,15 +267,6 @@ def announce(text: str, out: Path, plot: bool = False) -> None:
     """
     print(text)
     print(f"{'Tables, plot' if plot else 'Tables'} and record: {out}")
-
-
-def _command() -> list[str]:
-    # Of a module that `-m` ran, the command line has nothing but the name of its file.
-    program, *arguments = command_line()
-    spec = getattr(sys.modules["__main__"], "__spec__", None)
-    if spec is None:
-        return [program, *arguments]
-    return ["python", "-m", spec.name.removesuffix(".__main__"), *arguments]
 
 
 def _markdown(table: Sequence[Row]) -> str:

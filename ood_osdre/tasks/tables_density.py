@@ -153,7 +153,7 @@ def fit_and_judge(
                 "kernel": options.kernel if method.kernel else "-",
                 "evaluations": evaluations,
                 "seed": options.seed,
-                **_judge(fit, data, proposal, generator, annealed=not method.solver),
+                **_judge(fit, data, proposal, generator),
             }
         )
     return rows
@@ -249,20 +249,12 @@ def _judge(
     data: Whitened,
     proposal: GaussianMixture | None,
     generator: Generator,
-    annealed: bool,
 ) -> Row:
     started = time.monotonic()
     value = log_density(fit, data.test)
     seconds = time.monotonic() - started
-    mass = None
-    if proposal is not None:
-        mass = importance_mass(lambda y: log_density(fit, y), proposal, DRAWS, generator)
+    mass, check = masses(fit, proposal, data.test.shape[1], generator)
     nll = -value.mean().item() - data.log_volume
-    check = None
-    if annealed:
-        check = annealed_mass(
-            lambda z: fit.model.log_ratio(fit.standardise(z)), data.test.shape[1], generator
-        )
     return {
         "nll": nll,
         "nll_error": value.std().item() / math.sqrt(len(value)),
@@ -277,6 +269,29 @@ def _judge(
         "train_seconds": fit.seconds,
         "score_seconds": seconds,
     }
+
+
+def masses(
+    fit: RatioFit, proposal: GaussianMixture | None, dim: int, generator: Generator
+) -> tuple[LogMass | None, LogMass | None]:
+    r"""Returns estimates of a density's log-mass by importance sampling and by annealing.
+
+    Arguments:
+        fit: A ratio to :math:`\mathcal{N}(0, I)`.
+        proposal: The proposal of importance sampling; None for none of the first.
+        dim: The dimension :math:`d`.
+        generator: The source of randomness.
+
+    Returns:
+        Both, the second None for solvers, whose gradients cost too much.
+    """
+    importance = annealed = None
+    if proposal is not None:
+        importance = importance_mass(lambda y: log_density(fit, y), proposal, DRAWS, generator)
+    if not fit.method.solver:
+        # With gradients, hence not by the fit's own method.
+        annealed = annealed_mass(lambda z: fit.model.log_ratio(fit.standardise(z)), dim, generator)
+    return importance, annealed
 
 
 def trusted(importance: LogMass | None, annealed: LogMass | None) -> float:
