@@ -4,6 +4,7 @@ r"""What does score matching along the path add to a ratio that is supervised at
     python benchmarks/path_terms.py confirm --data-root DIR --only "NAME OF A CANDIDATE"
     python benchmarks/path_terms.py few --data-root DIR --only "NAME OF A CANDIDATE"
     python benchmarks/path_terms.py mixed --data-root DIR --only "NAME OF A CANDIDATE"
+    python benchmarks/path_terms.py finalists --data-root DIR --only "NAME OF A CANDIDATE"
 
 The protocol, fixed before the first run but for what is said of a second round:
 
@@ -18,6 +19,8 @@ The protocol, fixed before the first run but for what is said of a second round:
   at this budget, and how large a difference would have been seen is the interval's width.
 - `few` does the same with 2,000 training images of each set, `mixed` with a reference of which 30 %
   are ID images, for the best of the first round, whether or not `confirm` found anything.
+- `finalists` does the same with five times the steps of `confirm` and five more seeds, for whichever
+  candidate `confirm` left with the largest mean difference: a quarter of an hour a run.
 - Everything is decided on validation. Test sets are scored, as the main command does, and not
   looked at; the table has no column for them.
 
@@ -80,6 +83,7 @@ STAGES: dict[str, tuple[range, int, list[str]]] = {
     "confirm": (range(10, 15), 1000, []),
     "few": (range(10, 15), 600, ["data.train_limit=2000"]),
     "mixed": (range(10, 15), 600, ["data.mixture=0.3"]),
+    "finalists": (range(20, 25), 5000, []),
 }
 
 # Validation numbers: their names in the records, and the factor to what is shown.
