@@ -2,12 +2,12 @@ r"""One option at a time: what of the model and of the training matters, on the 
 
     python benchmarks/ablations.py [--only NAME ...] [--seeds 3] [--jobs 2]
 
-A row is its base with one thing changed. The end-point loss sees the path only through the noise at
-its ends, and the basis only through its integrals; so what is about them is varied beside a
-score-matching term: the number of atoms K, the kernel, the shape that atoms start from, the path, the
-distribution of times and the weight of score matching. Its base is `score matching`. The terms, the
-normalisation and the sizes of both training sets are varied in the digits configuration as it is,
-`default`. About a minute a run on one core; runs that are done are skipped. With `--id`,
+A row is its base with one thing changed. The end-point loss sees the path only through the noise
+at its ends, and the basis only through its integrals; so what is about them is varied beside a
+score-matching term: the number of atoms K, the kernel, the shape that atoms start from, the path,
+the distribution of times and the weight of score matching. Its base is `score matching`. The
+terms, the normalisation and the sizes of both training sets are varied in the digits configuration
+as it is, `default`. About a minute a run on one core; runs that are done are skipped. With `--id`,
 `--benchmark`, `--config` and `--data-root` the same grid runs on other images.
 
 Digits are easy: near the ceiling differences say little, and with three seeds only large ones are

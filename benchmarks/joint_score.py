@@ -5,8 +5,8 @@ r"""The joint objectives on the eight Gaussians of the plane, against the exact 
 An MLP gives the coefficients and, under a time-conditioned decoder, the data score; both are
 trained together, by the conditional form and by the sliced (Hutchinson) one. At every time the
 path's distribution is a mixture of Gaussians, so that data score and log-ratio have closed forms.
-Prints the relative squared error of the data score at five times and how well the ratio fits, beside a
-ratio trained without a data score for as many steps; draws the scores as arrows.
+Prints the relative squared error of the data score at five times and how well the ratio fits,
+beside a ratio trained without a data score for as many steps; draws the scores as arrows.
 """
 
 import argparse

@@ -15,18 +15,19 @@ The protocol, fixed before the first run but for what is said of a second round:
 - The candidates of `SECOND` were added after the first had found nothing; the same holds for them,
   and the best of them goes on too.
 - `confirm` trains it and the base with five fresh seeds. It *helps*, or harms, if the 95 %
-  t-interval of the paired difference lies on one side of 0; else the answer is that nothing is seen
-  at this budget, and how large a difference would have been seen is the interval's width.
-- `few` does the same with 2,000 training images of each set, `mixed` with a reference of which 30 %
-  are ID images, for the best of the first round, whether or not `confirm` found anything.
-- `finalists` does the same with five times the steps of `confirm` and five more seeds, for whichever
-  candidate `confirm` left with the largest mean difference: a quarter of an hour a run.
+  t-interval of the paired difference lies on one side of 0; else the answer is that nothing is
+  seen at this budget, and how large a difference would have been seen is the interval's width.
+- `few` does the same with 2,000 training images of each set, `mixed` with a reference of which
+  30 % are ID images, for the best of the first round, whether or not `confirm` found anything.
+- `finalists` does the same with five times the steps of `confirm` and five more seeds, for
+  whichever candidate `confirm` left with the largest mean difference: a quarter of an hour a run.
 - Everything is decided on validation. Test sets are scored, as the main command does, and not
   looked at; the table has no column for them.
 
 Calibration is that of the log-ratio on ID validation images and reference classes held out of
 training. Other classes are another p_0, so the numbers of the reference need not be 0 even at the
-truth: compare them between methods, see `ood_osdre/calibration.py`. Runs that are done are skipped.
+truth: compare them between methods, see `ood_osdre/calibration.py`. Runs that are done are
+skipped.
 """
 
 import argparse

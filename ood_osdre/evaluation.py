@@ -89,8 +89,8 @@ class Validation:
 
     `val_near`, `val_far` (the mean over the development sets, each also under its own name),
     their mean `val_auroc`, and `val_accuracy` with a class head; AUROCs are fractions. Of a ratio
-    also its calibration on ID and held-out reference images (:mod:`ood_osdre.calibration`). Classes
-    held out are another :math:`p_0` than that of training: compare it between models.
+    also its calibration on ID and held-out reference images (:mod:`ood_osdre.calibration`).
+    Classes held out are another :math:`p_0` than that of training: compare it between models.
 
     Arguments:
         id_val: ID validation images, with labels.

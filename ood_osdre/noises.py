@@ -106,7 +106,8 @@ class DDBINoise(BridgeNoise):
     Arguments are those of :class:`BridgeNoise`.
 
     References:
-        | Dequantified Diffusion-Schrödinger Bridge for Density Ratio Estimation (Chen et al., 2025)
+        | Dequantified Diffusion-Schrödinger Bridge for Density Ratio Estimation
+        | (Chen et al., 2025)
         | https://arxiv.org/abs/2505.05034
     """
 

@@ -2,7 +2,8 @@ r"""Numerical integration of a time score, the thing that a closed-form basis ma
 
 Given a time score :math:`s(x, t)`, the log-ratio is the integral
 
-.. math:: \log \frac{p_1(x)}{p_0(x)} = \int_0^1 s(x, t) \, dt \quad \text{(nats; larger = more ID)},
+.. math:: \log \frac{p_1(x)}{p_0(x)} = \int_0^1 s(x, t) \, dt \quad
+    \text{(nats; larger = more ID)},
 
 and a time-conditioned network pays one evaluation for each time that a rule visits. These rules
 serve the tests, and comparisons with such rivals. They are no way to use our own model: its

@@ -177,7 +177,8 @@ class KumaraswamySchedule(Schedule):
         kind: `"affine"` or `"spherical"`.
 
     References:
-        | A Minimum Variance Path Principle for Score-Based Density Ratio Estimation (Chen et al., 2026)
+        | A Minimum Variance Path Principle for Score-Based Density Ratio Estimation
+        | (Chen et al., 2026)
         | https://arxiv.org/abs/2602.00834
 
         | A generalized probability density function (Kumaraswamy, 1980)

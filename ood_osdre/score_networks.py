@@ -2,9 +2,9 @@ r"""Networks for joint objectives: a backbone without time under a decoder with 
 
 A joint objective (:mod:`ood_osdre.objectives.joint`) learns the data score
 :math:`s^x(x, t) = \nabla_x \log p_t(x)` beside the time score, to shape what the two share. They
-share the encoder: it takes no time, because the coefficients :math:`h(x)` sit on its bottleneck and
-one pass has to do. The decoder takes the bottleneck, the skips and the time, and is thrown away
-after training: it is no part of the ratio, of its checkpoint or of its cost.
+share the encoder: it takes no time, because the coefficients :math:`h(x)` sit on its bottleneck
+and one pass has to do. The decoder takes the bottleneck, the skips and the time, and is thrown
+away after training: it is no part of the ratio, of its checkpoint or of its cost.
 
 A decoder therefore *refers* to its encoder without owning it. Its parameters are its own, the
 encoder's belong to the ratio, and the trainer, which optimises both, sees each once. It looks at

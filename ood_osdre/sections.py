@@ -39,8 +39,8 @@ class NetworkConfig(Section):
             multiple of 1/8; or on the MLP's 256 features.
         depths: The number of basic blocks in each of the ResNet's four stages; an MLP has one
             layer an entry.
-        stem_stride: The stride of the ResNet's stem; 2 trades detail for a fourfold speed-up. A U-Net
-            takes neither this nor `depths`.
+        stem_stride: The stride of the ResNet's stem; 2 trades detail for a fourfold speed-up. A
+            U-Net takes neither this nor `depths`.
         norm: Batch or group normalisation.
         classes_head: Whether a class head is built where `objective.class_weight` trains it.
     """

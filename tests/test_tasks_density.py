@@ -17,7 +17,7 @@ from ood_osdre.networks import Coefficients
 from ood_osdre.objectives import Draw
 from ood_osdre.ratio import RatioModel
 from ood_osdre.tasks import density as density_command
-from ood_osdre.tasks import images, tables_density
+from ood_osdre.tasks import images, normal_reference, tables_density
 from ood_osdre.tasks import planar as planar_suite
 from ood_osdre.tasks.__main__ import main
 from ood_osdre.tasks.density import average
@@ -30,16 +30,17 @@ from ood_osdre.tasks.estimators import fit_ratio
 from ood_osdre.tasks.images import ImageJob, dequantised, estimate_image, levels_of
 from ood_osdre.tasks.methods import METHODS
 from ood_osdre.tasks.mixtures import GaussianMixture, isotropic
+from ood_osdre.tasks.normal_reference import log_density
 from ood_osdre.tasks.partition import LogMass, grid_mass, log_normal
 from ood_osdre.tasks.planar import (
     OPTIONS,
     PlanarJob,
     draw_pairs_of,
     estimate_planar,
-    log_density,
 )
-from ood_osdre.tasks.tables_density import TableJob, estimate_table, whitened
+from ood_osdre.tasks.tables_density import TableJob, estimate_table
 from ood_osdre.tasks.toy import planar_set
+from ood_osdre.tasks.whitening import Parts
 
 
 class Quadratic(RatioModel):
@@ -144,7 +145,7 @@ def test_names_of_methods_mean_one_objective_in_every_suite() -> None:
     planar = PLANAR_METHODS
     assert set(planar) == set(tables_density.NAMES) >= set(images.NAMES)
     for name, method in planar.items():
-        other = tables_density.likelihood_or(name, isotropic(2))
+        other = normal_reference.likelihood_or(name, isotropic(2))
         assert (method.kernel, method.solver) == (other.kernel, other.solver)
         if "likelihood" in name:
             assert method.label == other.label
@@ -167,7 +168,7 @@ def test_all_planar_methods_see_the_same_features() -> None:
 def test_whitening_keeps_densities() -> None:
     factor = torch.tensor([[2.0, 0.0], [1.9, 0.1]])
     train = torch.randn(50_000, 2) @ factor.T + 3
-    data = whitened(train, train[:10], train[10:20])
+    data = Parts(train, train[:10], train[10:20]).whitened()
     torch.testing.assert_close(data.train.T.cov(), torch.eye(2), atol=1e-5, rtol=0)
     # For Gaussian data the whitened reference is the data's own density.
     truth = torch.distributions.MultivariateNormal(torch.full((2,), 3.0), scale_tril=factor)
@@ -177,7 +178,7 @@ def test_whitening_keeps_densities() -> None:
 
 @pytest.mark.parametrize("whiten", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_rows_of_the_tabular_suite(whiten: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables_density, "DRAWS", 2000)
+    monkeypatch.setattr(normal_reference, "DRAWS", 2000)
     options = replace(
         tables_density.OPTIONS, steps=20, batch_size=64, features=8, depth=1, lr=0.01
     )
@@ -210,11 +211,11 @@ def test_rows_of_the_tabular_suite(whiten: bool, monkeypatch: pytest.MonkeyPatch
 def test_which_mass_is_trusted(
     importance: LogMass, annealed: LogMass | None, chosen: float
 ) -> None:
-    assert tables_density.trusted(importance, annealed) == chosen
+    assert normal_reference.trusted(importance, annealed) == chosen
 
 
 def test_solver_rows_of_the_tabular_suite(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables_density, "DRAWS", 500)
+    monkeypatch.setattr(normal_reference, "DRAWS", 500)
     options = replace(tables_density.OPTIONS, steps=3, batch_size=32, features=8, depth=1)
     rows = estimate_table(TableJob("wine", "d3re", options, None, False))
     assert [row["evaluations"] for row in rows] == [10, 50]
@@ -301,7 +302,7 @@ def test_images_by_the_command(
 ) -> None:
     monkeypatch.setattr(images, "OPTIONS", replace(images.OPTIONS, features=8, batch_size=32))
     monkeypatch.setattr(images, "COPIES", 1)
-    monkeypatch.setattr(tables_density, "DRAWS", 200)
+    monkeypatch.setattr(normal_reference, "DRAWS", 200)
     arguments = ["density", "--suite", "images", "--methods", "os-dre-likelihood", "--steps", "2"]
     assert main([*arguments, "--quiet", "--out", str(tmp_path)]) == 0
     assert "| digits | 64 | OS-DRE (likelihood) | rq |" in capsys.readouterr().out

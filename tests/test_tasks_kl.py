@@ -136,7 +136,7 @@ def test_tracker_keeps_held_out_points_from_training(monkeypatch: pytest.MonkeyP
     [
         (np.zeros((199, 2)), "window: got 199 points, expected at least 200"),
         (np.zeros((300, 3)), r"window: got shape \(300, 3\), expected \(N, 2\)"),
-        (np.full((300, 2), np.nan), "window: 300 of 300 points hold NaN"),
+        (np.full((300, 2), np.nan), "window: 300 of 300 rows hold NaN"),
         ([["a", "b"]] * 300, "window: expected numbers"),
     ],
 )

@@ -11,6 +11,7 @@ from scipy.stats import multivariate_normal
 
 from ood_osdre.errors import UserError
 from ood_osdre.tasks import fit_density
+from ood_osdre.tasks.methods import FitOptions
 from ood_osdre.tasks.own_density import Density
 from ood_osdre.tasks.tabular import load_table
 
@@ -85,7 +86,9 @@ def test_rounded_values_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_slips_are_told(fitted: Density) -> None:
-    with pytest.raises(UserError, match="method: got 'flow', expected one of os-dre-likelihood"):
+    with pytest.raises(
+        UserError, match="method: got 'flow', expected one of os-dre, os-dre-likelihood"
+    ):
         fit_density(rows(200), "flow")
     with pytest.raises(UserError, match=r"unknown option 'step' \(did you mean 'steps'"):
         fit_density(rows(200), options={"step": 3})
@@ -95,6 +98,25 @@ def test_slips_are_told(fitted: Density) -> None:
         fit_density(rows(200), options=3)  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"x: got shape \(5, 3\), expected \(N, 2\)"):
         fitted.log_density(np.zeros((5, 3)))
+
+
+def test_a_device_that_is_not_there_is_told() -> None:
+    for options in ({"device": "cuda:9"}, FitOptions(device="meta")):
+        with pytest.raises(UserError, match=r"options: device .*: not available here"):
+            fit_density(rows(200), options=options)
+
+
+def test_a_solver_is_a_density_too() -> None:
+    # All options are given: whatever is not named is then FitOptions's own default.
+    options = FitOptions(steps=40, standardise="no", features=16, depth=1, evaluations=3)
+    density = fit_density(rows(400), "dre-inf", options)
+    assert density.fit.options is options
+    assert density.annealed is None
+    assert density.importance is not None
+    assert density.log_mass == density.importance.value
+    # Rows far away are less likely than those of the data.
+    near, far = density.log_density(rows(200)), density.log_density(rows(200) + 100.0)
+    assert near.mean() > far.mean() + 10
 
 
 def test_a_file_of_numbers_is_a_table(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 r"""A broader reference, for batches of images that somebody else has preprocessed.
 
 :class:`~ood_osdre.data.batches.PairBatches` broadens the reference as it trains
-(:func:`~ood_osdre.data.augment.broaden` says why). A ratio of frozen features sees every image once
-and takes its reference from :func:`broadened` instead.
+(:func:`~ood_osdre.data.augment.broaden` says why). A ratio of frozen features sees every image
+once and takes its reference from :func:`broadened` instead.
 """
 
 __all__ = ["SHARE", "broadened"]

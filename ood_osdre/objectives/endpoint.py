@@ -57,7 +57,8 @@ def _capped_exp(f: Tensor, cap: float) -> Tensor:
 #: The losses by name, of (f_0, f_1, cap) with log-ratios (B,), to (B,).
 LOSSES: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
     "logistic": _logistic,
-    # With as many reference points as ID points, noise-contrastive estimation is the logistic loss.
+    # With as many reference points as ID points, noise-contrastive estimation is the logistic
+    # loss.
     "nce": _logistic,
     "infonce": _infonce,
     "chisq": _chisq,

@@ -30,9 +30,9 @@ class MixtureScoreMatching(EndTerm):
     :math:`\mathbb{E}_{p_t}[f] = (1 - t) \, \mathbb{E}_{p_0}[f] + t \, \mathbb{E}_{p_1}[f]`. So no
     forward pass is needed beyond the end-point loss's own.
 
-    Where the ends hardly overlap the score of ID points is close to :math:`1 / t`, that of reference
-    points to :math:`-1 / (1 - t)`: steep functions that a few wide atoms do not follow. The default weight
-    :math:`t (1 - t)` takes the ends out.
+    Where the ends hardly overlap the score of ID points is close to :math:`1 / t`, that of
+    reference points to :math:`-1 / (1 - t)`: steep functions that a few wide atoms do not follow.
+    The default weight :math:`t (1 - t)` takes the ends out.
 
     Arguments:
         path: The path, whose dequantised ends are used; None only for clean ends.

@@ -22,7 +22,12 @@ class Affine(NamedTuple):
     matrix: Tensor
 
     def __call__(self, x: Tensor) -> Tensor:
-        r"""Maps points, with shape :math:`(B, d)`."""
+        r"""Maps points, with shape :math:`(B, d)`.
+
+        Raises:
+            ValueError: If they have another shape.
+            TypeError: If they are no tensor.
+        """
         if not isinstance(x, Tensor):
             raise TypeError(f"Points should be a tensor, got {type(x).__name__}.")
         if x.ndim != 2 or x.shape[1] != len(self.mean):

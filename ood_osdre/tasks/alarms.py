@@ -14,13 +14,13 @@ import torch
 
 from ..data.batches import step_generator
 from .drift import DriftMonitor
-from .estimators import fit_ratio
+from .estimators import TEST, fit_ratio
 from .reports import Row
-from .tracking import QUADRATIC, TEST
+from .tracking import QUADRATIC
 
-# The mean run length, inputs before the change and after it, shifts, and how the detector is
-# fitted, whatever the options for the tracked streams are.
-RUN_LENGTH, BEFORE, AFTER = 10_000, 1000, 3000
+# The mean run length, inputs that the monitor is calibrated with, before the change and after it,
+# shifts, and how the detector is fitted, whatever the options for the tracked streams are.
+RUN_LENGTH, CALIBRATION, BEFORE, AFTER = 10_000, 1000, 1000, 3000
 MONITORED = replace(QUADRATIC, steps=300)
 MONITORED_DIM = 20
 DRIFTS = (0.0, 0.1, 0.25, 0.5, 1.0)
@@ -68,7 +68,7 @@ def monitor_table(streams: int, seed: int) -> list[Row]:
         early, delays, differences = 0, [], []
         for stream in range(streams):
             generator = step_generator(seed, TEST, stream, "cpu")
-            calibration = torch.randn(1000, dim, generator=generator)
+            calibration = torch.randn(CALIBRATION, dim, generator=generator)
             monitor = DriftMonitor(fit.log_ratio, calibration, RUN_LENGTH, seed=stream)
             monitor.update(torch.randn(BEFORE, dim, generator=generator))
             early += monitor.alarm is not None

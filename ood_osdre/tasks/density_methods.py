@@ -3,8 +3,8 @@ r"""Ratios for densities: a normalised likelihood, and networks that see fine de
 **The likelihood.** With a known reference :math:`p_0 = \mathcal{N}(0, I)`, a ratio is a density,
 :math:`\log \hat p = f + \log p_0`, and a log-ratio in closed form can be trained on the divergence
 itself. The KLIEP loss :math:`\mathbb{E}_{p_0}[e^f] - \mathbb{E}_{p_1}[f]` is, up to a constant,
-:math:`\mathrm{KL}(p_1 \| \hat p) + \hat Z - 1` with :math:`\hat Z = \int \hat p`: it is least where
-:math:`\hat p = p_1`, which has :math:`\hat Z = 1`. What stands in its way is that a batch of
+:math:`\mathrm{KL}(p_1 \| \hat p) + \hat Z - 1` with :math:`\hat Z = \int \hat p`: it is least
+where :math:`\hat p = p_1`, which has :math:`\hat Z = 1`. What stands in its way is that a batch of
 :math:`p_0` hardly ever visits the places where the ratio is large, so the first term is drawn from
 a wider Gaussian of known density instead and weighted. A solver-based model would have to
 differentiate through its solver to be trained like this.

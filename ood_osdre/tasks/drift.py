@@ -20,8 +20,9 @@ statistic
 
 has :math:`\mathbb{E}[R_n] = n` without a change. An alarm at :math:`R_n \geq c` therefore comes
 after at least :math:`c` inputs on average: *at most one false alarm in c inputs*, whatever the
-detector and the distribution of its scores. :math:`R` here is the mean of the statistics of several
-:math:`f`, the likelihood ratios of shifts of the normal score :math:`\Phi^{-1}(p)`, up and down.
+detector and the distribution of its scores. :math:`R` here is the mean of the statistics of
+several :math:`f`, the likelihood ratios of shifts of the normal score :math:`\Phi^{-1}(p)`, up and
+down.
 
 References:
     | Algorithmic Learning in a Random World (Vovk et al., 2005)

@@ -25,6 +25,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from ..data.batches import step_generator
+from ..devices import find_device
 from ..noises import DDBINoise
 from ..objective_building import SCHEDULES
 from ..objectives import Draw, UniformTimes
@@ -38,8 +39,10 @@ from .methods import METHODS, Context, FitOptions, Method
 
 DrawPairs: TypeAlias = Callable[[int, Generator], tuple[Tensor, Tensor]]
 
-# Streams of randomness: batches, and the pairs that fix the standardisation.
+# Streams of randomness: batches, the pairs that fix the standardisation, times and noise of
+# held-out pairs, and points that judge a fit.
 BATCH, MOMENTS, HELD_OUT = range(3)
+TEST = 100
 # The number of pairs that fix it.
 FIRST = 8192
 # What a fit that is started from has to share.
@@ -84,6 +87,7 @@ class RatioFit:
 
         Raises:
             ValueError: If the points are of another dimension.
+            TypeError: If they are no tensor.
         """
         if not isinstance(x, Tensor):
             raise TypeError(f"Points should be a tensor, got {type(x).__name__}.")
@@ -120,8 +124,10 @@ def fit_ratio(
         progress: Whether to show a progress bar.
 
     Raises:
-        UserError: If drawn points or the loss are not finite.
-        ValueError: If points are not as described, or `initial` is a fit of another kind.
+        UserError: If drawn points or the loss are not finite, or the device is not available.
+        ValueError: If the method is unknown, points are not as described, or `initial` is a fit of
+            another kind.
+        TypeError: If an argument is of another type.
 
     Example:
         >>> def draw_pairs(n, generator):
@@ -137,7 +143,7 @@ def fit_ratio(
         method = METHODS[method]
     options = FitOptions() if options is None else options
     _check_kind(method, dim, options, initial)
-    device = torch.device(options.device)
+    device = find_device(options.device)
 
     generator = step_generator(options.seed, MOMENTS, 0, device)
     pairs = checked_pairs("draw_pairs", draw_pairs(FIRST, generator), dim, FIRST, generator.device)

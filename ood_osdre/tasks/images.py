@@ -5,18 +5,18 @@ Jensen's inequality
 
 .. math:: -\log_2 P(k) \leq -\mathbb{E}_u \log_2 p(k + u) \, ,
 
-so the bits per dimension of the density :math:`p` bound those of the discrete images from above, if
-:math:`p` integrates to one. The levels are mapped to :math:`z = L^{-1} (y - m)`, with the mean and
-covariance :math:`L L^\top` of the training images; :math:`\log p(y) = \log r(z) + \log p_0(z) - \log
-|L|` in nats, per pixel of :math:`d` and in bits that is :math:`/ (d \log 2)`. The total mass is
-estimated by annealed importance sampling, which finds too little of it sooner than too much: with
-that mass the bits are optimistic, and bound nothing.
+so the bits per dimension of the density :math:`p` bound those of the discrete images from above,
+if :math:`p` integrates to one. The levels are mapped to :math:`z = L^{-1} (y - m)`, with the mean
+and covariance :math:`L L^\top` of the training images; :math:`\log p(y) = \log r(z) +
+\log p_0(z) - \log |L|` in nats, per pixel of :math:`d` and in bits that is :math:`/ (d \log 2)`. The total
+mass is estimated by annealed importance sampling, which finds too little of it sooner than too
+much: with that mass the bits are optimistic, and bound nothing.
 
 `digits` are scikit-learn's handwritten digits, 8x8 pixels of 17 levels, averages of finer bitmaps.
-`mnist` (28x28) and `cifar10` (32x32, three channels) are read from a data root in OpenOOD's layout,
-at their own size; of files compressed as JPEG, as those of the data pack are, the numbers are of
-*those* files and compare with nobody's. The covariance alone is a density too, and stands in the
-table as what a ratio has to beat.
+`mnist` (28x28) and `cifar10` (32x32, three channels) are read from a data root in OpenOOD's
+layout, at their own size; of files compressed as JPEG, as those of the data pack are, the numbers
+are of *those* files and compare with nobody's. The covariance alone is a density too, and stands
+in the table as what a ratio has to beat.
 """
 
 __all__ = ["ImageJob", "estimate_image", "image_jobs"]
@@ -38,14 +38,16 @@ from ..errors import UserError
 from .estimators import FitOptions
 from .partition import log_normal
 from .reports import Row, refuse_unknown
-from .tables_density import Whitened, fit_and_judge, whitened
+from .tables_density import fit_and_judge
+from .whitening import Parts
 
 # Copies of every training image of a small set, with noise of their own.
 COPIES = 8
 
 OPTIONS = FitOptions(steps=600, standardise="no", lr=1e-3, features=256)
 NAMES = ("os-dre-likelihood", "os-dre", "direct-likelihood")
-# Lists of a data root and the channels of their files; of the ID list the training images are read.
+# Lists of a data root and the channels of their files; of the ID list the training images are
+# read.
 FILES = {"mnist": ("cifar10/test_mnist.txt", "L"), "cifar10": ("cifar10/train_cifar10.txt", "RGB")}
 SETS = ("digits", *FILES)
 # Of many images so many, at random: their covariance takes gigabytes and minutes otherwise.
@@ -199,7 +201,7 @@ def _list(root: Path, name: str) -> Path:
     return root / "benchmark_imglist" / FILES[name][0]
 
 
-def dequantised(levels: NDArray[np.float64], device: str = "cpu") -> Whitened:
+def dequantised(levels: NDArray[np.float64], device: str = "cpu") -> Parts:
     r"""Returns the levels with noise, in coordinates without correlations, in three parts.
 
     Arguments:
@@ -216,4 +218,4 @@ def dequantised(levels: NDArray[np.float64], device: str = "cpu") -> Whitened:
         y = torch.as_tensor(x + rng.random(x.shape))
         return y.to(device, torch.get_default_dtype())
 
-    return whitened(noisy(np.tile(train, (copies, 1))), noisy(val), noisy(test))
+    return Parts(noisy(np.tile(train, (copies, 1))), noisy(val), noisy(test)).whitened()

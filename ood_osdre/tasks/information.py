@@ -89,8 +89,8 @@ def mutual_information(
     of fewer than ten rows a column, of which an estimate falls short.
 
     Where the ratio of a fold is no better than none on held-out pairs, its rows count as 0, which a
-    warning says; if all do, the interval is [0, 0] and tells that nothing was found, not that there
-    is nothing.
+    warning says; these pairs have selected its step, too, so this is the lenient side. If all do,
+    the interval is [0, 0] and tells that nothing was found, not that there is nothing.
 
     Arguments:
         x: The first variable, numbers with shape :math:`(n)` or :math:`(n, d_x)`.
@@ -110,9 +110,13 @@ def mutual_information(
             rows, `x` and `y` do not match, a value is NaN, infinite or masked, a column is
             discrete or constant, or a column of `x` is an increasing or decreasing function of one
             of `y`.
+        ValueError: If `level` is outside (0, 1).
+        TypeError: If `level` is no number, `method` no name, or `options` neither a mapping nor
+            options.
 
     References:
-        | Formal Limitations on the Measurement of Mutual Information (McAllester and Stratos, 2020)
+        | Formal Limitations on the Measurement of Mutual Information
+        | (McAllester and Stratos, 2020)
         | https://arxiv.org/abs/1811.04251
     """
     if not isinstance(level, int | float | np.number):

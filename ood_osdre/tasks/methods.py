@@ -8,8 +8,8 @@ The objectives of `os-dre` and `dre-inf` are not the same one. Both start from t
 the marginal time score and have its minimiser, but `os-dre` trains
 :class:`ood_osdre.objectives.PathDifference`, a central difference along the path (hence its
 minimiser up to the error of the difference), and `dre-inf` time score matching, with the score's
-time derivative by automatic differentiation. `os-dre-tsm` shares the objective of `dre-inf`, with the
-derivative in closed form.
+time derivative by automatic differentiation. `os-dre-tsm` shares the objective of `dre-inf`, with
+the derivative in closed form.
 """
 
 __all__ = ["METHODS", "Context", "FitOptions", "Method", "Options", "settled"]
@@ -29,6 +29,7 @@ from ..baselines import (
     TimeConditionedScoreMatching,
 )
 from ..bases import RBFBasis
+from ..devices import find_device
 from ..errors import UserError
 from ..networks import MLP, CoefficientNetwork, Coefficients
 from ..noises import DDBINoise
@@ -134,12 +135,13 @@ def settled(options: Options, defaults: FitOptions) -> FitOptions:
         defaults: The defaults of what is fitted.
 
     Raises:
-        UserError: If an option is unknown or out of range.
+        UserError: If an option is unknown or out of range, or its device is not available.
         TypeError: If `options` is something else.
     """
     if options is None:
         return defaults
     if isinstance(options, FitOptions):
+        find_device(options.device, "options: device")
         return options
     if not isinstance(options, Mapping):
         raise TypeError(
@@ -149,7 +151,9 @@ def settled(options: Options, defaults: FitOptions) -> FitOptions:
     for name in options:
         if name not in known:
             raise UserError(f"options: unknown option {name!r}{did_you_mean(str(name), known)}.")
-    return replace(defaults, **options)
+    chosen = replace(defaults, **options)
+    find_device(chosen.device, "options: device")
+    return chosen
 
 
 class Context(NamedTuple):

@@ -1,8 +1,8 @@
 r"""Mutual information as the divergence of a joint distribution from the product of its marginals.
 
 With :math:`p_1` the joint distribution of :math:`(x, y)` and :math:`p_0` the product of their
-marginals, :math:`I(x; y) = \mathbb{E}_{p_1}[\log p_1 / p_0]` in nats. Every task here has its truth
-in closed form:
+marginals, :math:`I(x; y) = \mathbb{E}_{p_1}[\log p_1 / p_0]` in nats. Every task here has its
+truth in closed form:
 
 - **Gaussians** of :math:`d = 40, \dots, 160` dimensions and 10 to 40 nats, and of 320 and 640
   dimensions and 80 and 160 nats: more than any bound that takes exponentials of the ratio can
@@ -26,7 +26,7 @@ from ..bases import KERNELS
 from ..data.batches import step_generator
 from ..errors import UserError
 from .dependence import NormalScores, dependence_task
-from .estimators import METHODS, DrawPairs, divergence, fit_ratio
+from .estimators import METHODS, TEST, DrawPairs, divergence, fit_ratio
 from .gaussians import correlated_pairs
 from .information import mutual_information
 from .information_jobs import GAUSSIAN_METHODS, JOBS, SCALAR_METHODS, Job
@@ -44,9 +44,6 @@ from .reports import (
     summarise,
     write_report,
 )
-
-# The stream of held-out points, apart from those of training.
-TEST = 100
 
 KSG_POINTS = 5000
 

@@ -8,8 +8,8 @@ of point :math:`i` to its :math:`k`-th neighbour in the maximum norm of both var
 .. math:: \hat I = \psi(k) + \psi(n) - \frac{1}{n} \sum_i \left[ \psi(n_{x, i} + 1)
     + \psi(n_{y, i} + 1) \right] .
 
-Pairs of scalars are left to scikit-learn. The norm weighs coordinates by their scale, so both bring
-them to unit variance first; monotone maps of coordinates, such as normal scores
+Pairs of scalars are left to scikit-learn. The norm weighs coordinates by their scale, so both
+bring them to unit variance first; monotone maps of coordinates, such as normal scores
 (:class:`ood_osdre.tasks.dependence.NormalScores`), are the caller's.
 
 References:

@@ -1,15 +1,16 @@
 r"""The density of a user's own rows of numbers, normalised as far as its mass is known.
 
-A one-step ratio to :math:`p_0 = \mathcal{N}(0, I)` in coordinates without correlations is a density
-there, :math:`\log \hat p(x) = \log \hat r(z) + \log p_0(z) - \log |L| - \log \hat Z`, with
-:math:`z = L^{-1} (x - m)`: one forward pass a row, but for the solver methods. What :math:`\log \hat Z` is worth is said in
-:mod:`ood_osdre.tasks.tables_density`.
+A one-step ratio to :math:`p_0 = \mathcal{N}(0, I)` in coordinates without correlations is a
+density there, :math:`\log \hat p(x) = \log \hat r(z) + \log p_0(z) - \log |L| - \log \hat Z`, with
+:math:`z = L^{-1} (x - m)`: one forward pass a row, but for the solver methods. What
+:math:`\log \hat Z` is worth is said in
+:mod:`ood_osdre.tasks.normal_reference`.
 """
 
 __all__ = ["DEFAULTS", "Density", "fit_density"]
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,25 +19,24 @@ from numpy.typing import ArrayLike, NDArray
 from ..data.batches import step_generator
 from ..errors import UserError
 from .dependence import finite_rows, repetition
-from .estimators import METHODS, RatioFit, fit_ratio
+from .estimators import METHODS, TEST, FitOptions, RatioFit, fit_ratio
 from .methods import Options, settled
-from .partition import LogMass
-from .planar import TEST, log_density
-from .shipped_tables import check_rows
-from .tables_density import (
-    NAMES,
-    OPTIONS,
-    Whitening,
+from .normal_reference import (
+    PROPOSED,
     draw_pairs_of,
     likelihood_or,
+    log_density,
     masses,
     proposal_of,
     trusted,
 )
+from .partition import LogMass
+from .shipped_tables import check_rows
+from .whitening import Whitening
 
 log = logging.getLogger(__name__)
 
-DEFAULTS = replace(OPTIONS, steps=1000)
+DEFAULTS = FitOptions(steps=1000, standardise="no", lr=1e-3)
 # The parts of the rows that select the step and that measure the likelihood.
 HELD_OUT = 0.1
 
@@ -50,8 +50,9 @@ class Density:
         whitening: The map to them.
         log_mass: What was divided by, :math:`\log \hat Z`, in nats.
         importance: Its estimate by importance sampling, with error and effective draws.
-        annealed: Its estimate by annealing, None for solvers. Both miss mass sooner than invent it: where they
-            differ by more than their errors, the likelihoods below are too high, if anything.
+        annealed: Its estimate by annealing, None for solvers. Both miss mass sooner than invent
+            it: where they differ by more than their errors, the likelihoods below are too high,
+            if anything.
         log_likelihood: The mean normalised log-density of rows that were not fitted to, in nats.
         standard_error: That of this mean, without the error of :math:`\log \hat Z`.
     """
@@ -113,7 +114,7 @@ def fit_density(
         >>> density.log_density(x[:5]).shape
         (5,)
     """
-    if method not in (known := tuple(dict.fromkeys((*NAMES, *METHODS)))):
+    if method not in (known := tuple(dict.fromkeys(("os-dre", *PROPOSED, *METHODS)))):
         raise UserError(f"method: got {method!r}, expected one of {', '.join(known)}.")
     options = settled(options, DEFAULTS)
     rows = finite_rows("x", x)

@@ -1,8 +1,8 @@
 r"""The total mass of an unnormalised density, three ways, and how sure of it one can be.
 
 A density from a ratio, :math:`\hat p(x) = \hat r(x) \, p_0(x)`, need not integrate to one. What it
-does integrate to, :math:`\hat Z = \int \hat p(x) \, dx = \mathbb{E}_{p_0}[\hat r]`, has to be known
-before its likelihoods mean anything: those of the normalised density are
+does integrate to, :math:`\hat Z = \int \hat p(x) \, dx = \mathbb{E}_{p_0}[\hat r]`, has to be
+known before its likelihoods mean anything: those of the normalised density are
 :math:`\log \hat p(x) - \log \hat Z`. Here :math:`\log \hat Z` (nats) is estimated
 
 - on a **grid**, in two dimensions: deterministic, the best where it applies;
@@ -12,9 +12,9 @@ before its likelihoods mean anything: those of the normalised density are
 - by **annealed importance sampling** (AIS) from :math:`p_0 = \mathcal{N}(0, I)` through
   :math:`p_0 \hat r^\beta`: unbiased as well, and the choice in many dimensions.
 
-An unbiased estimate of :math:`\hat Z` gives, with few effective draws, a :math:`\log \hat Z` that is
-likely too *small*: weights that matter are rare and were missed. The estimated error misses them
-too, so the effective number of draws is returned beside it.
+An unbiased estimate of :math:`\hat Z` gives, with few effective draws, a :math:`\log \hat Z` that
+is likely too *small*: weights that matter are rare and were missed. The estimated error misses
+them too, so the effective number of draws is returned beside it.
 
 References:
     | Annealed importance sampling (Neal, 2001)

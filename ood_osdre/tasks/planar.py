@@ -27,13 +27,12 @@ from ..baselines import TimeConditionedRatio
 from ..data.batches import step_generator
 from ..files import atomic_path
 from .density_methods import PLANAR_METHODS
-from .estimators import DrawPairs, FitOptions, RatioFit, fit_ratio
-from .partition import grid_mass, log_normal
+from .estimators import TEST, DrawPairs, FitOptions, RatioFit, fit_ratio
+from .normal_reference import log_density
+from .partition import grid_mass
 from .reports import Row, refuse_unknown
 from .toy import PLANAR_SETS, PlanarSet, planar_set
 
-# The stream of held-out points, apart from those of training.
-TEST = 100
 HELD_OUT = 10_000
 
 # The square of the grid; all sets lie within 4.5.
@@ -106,16 +105,6 @@ def estimate_planar(job: PlanarJob) -> list[Row]:
         }
         rows.append({**common, **_judge(fit, x, truth), "image": _image(fit, job.options.device)})
     return rows
-
-
-def log_density(fit: RatioFit, x: Tensor) -> Tensor:
-    r"""Returns :math:`\log \hat r + \log p_0`, in nats and double precision, not normalised.
-
-    Arguments:
-        fit: A ratio to :math:`p_0 = \mathcal{N}(0, I)`.
-        x: The points, with shape :math:`(N, d)`.
-    """
-    return fit.log_ratio(x).double() + log_normal(x)
 
 
 def _judge(fit: RatioFit, x: Tensor, truth: Tensor) -> Row:

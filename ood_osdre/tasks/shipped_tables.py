@@ -3,8 +3,8 @@ r"""Tables of numbers that scikit-learn ships, which need no file.
 They are small (`iris`, `wine`, `breast_cancer`), but for `colours`: the
 colours of 40,000 pairs of neighbouring pixels of a photograph, in six dimensions. Their values are
 rounded, so uniform noise as wide as the rounding is added: a density of rounded values may be as
-large as one likes. Parts are 80, 10 and 10 per cent; those of `colours` share no vertical stripe of
-the photograph. They are standardised by the mean and deviation of the training part.
+large as one likes. Parts are 80, 10 and 10 per cent; those of `colours` share no vertical stripe
+of the photograph. They are standardised by the mean and deviation of the training part.
 """
 
 __all__ = [
@@ -80,8 +80,8 @@ def check_rows(name: str, x: Array, least: int = LEAST_ROWS) -> None:
         least: The least number of rows; twice the columns are needed in any case.
 
     Raises:
-        UserError: If there are too few of them, or a column is constant, a linear function of others,
-            or of a size that has no variance in double precision.
+        UserError: If there are too few of them, or a column is constant, a linear function of
+            others, or of a size that has no variance in double precision.
     """
     n, d = x.shape
     if n < max(least, 2 * d):

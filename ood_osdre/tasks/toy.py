@@ -1,7 +1,7 @@
 r"""Nine two-dimensional distributions, each with a sampler and its exact density.
 
-They are the sets that normalising flows are drawn on, with those papers' constants, and the tree of
-autoguidance. Samples are independent: where the original code walks a curve in equal steps, the
+They are the sets that normalising flows are drawn on, with those papers' constants, and the tree
+of autoguidance. Samples are independent: where the original code walks a curve in equal steps, the
 position here is uniform. All nine densities are known:
 
 ================ ==============================================================================
@@ -54,7 +54,8 @@ class PlanarSet:
 
     Attributes:
         name: The name of the set, which stays.
-        sampler: Draws :math:`N` points, with shape :math:`(N, 2)`, given :math:`N` and a generator.
+        sampler: Draws :math:`N` points, with shape :math:`(N, 2)`, given :math:`N` and a
+            generator.
         density: The log-density of points in double precision, from :math:`(N, 2)` to :math:`(N)`.
     """
 

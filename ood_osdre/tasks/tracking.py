@@ -14,7 +14,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
-import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Generator, Tensor
@@ -22,16 +21,14 @@ from torch import Generator, Tensor
 from ..data.batches import step_generator
 from ..errors import UserError
 from ..spelling import did_you_mean
-from .dependence import real_values
-from .estimators import METHODS, DrawPairs, FitOptions, RatioFit, divergence, fit_ratio
+from .dependence import finite_rows
+from .estimators import METHODS, TEST, DrawPairs, FitOptions, RatioFit, divergence, fit_ratio
 from .methods import Options, settled
 
 log = logging.getLogger(__name__)
 
 Sampler: TypeAlias = Callable[[int, Generator], Tensor]
 
-# The stream of held-out points, apart from those of training.
-TEST = 100
 HELD_OUT = 50_000
 WATCHED = 1_000
 
@@ -198,14 +195,9 @@ def _pairs(reference: _Source, window: _Source) -> DrawPairs:
 
 
 def _points(name: str, values: ArrayLike, dim: int) -> Tensor:
-    array = real_values(name, values)
-    if array.ndim == 1 and dim == 1:
-        array = array[:, None]
-    if array.ndim != 2 or array.shape[1] != dim:
+    array = finite_rows(name, values)
+    if array.shape[1] != dim:
         raise UserError(f"{name}: got shape {array.shape}, expected (N, {dim}).")
     if len(array) < LEAST_WINDOW:
         raise UserError(f"{name}: got {len(array)} points, expected at least {LEAST_WINDOW}.")
-    bad = int((~np.isfinite(array)).any(axis=1).sum())
-    if bad:
-        raise UserError(f"{name}: {bad} of {len(array)} points hold NaN or infinity.")
     return torch.as_tensor(array, dtype=torch.get_default_dtype())

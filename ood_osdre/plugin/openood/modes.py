@@ -11,8 +11,8 @@ Mode           What scores                                               Passes
 =============  ========================================================  =====================
 
 A network without what its mode needs is refused in one line. It is never scored with something
-else. So are, in the modes `network` and `checkpoint`, images of another size, and, as far as it can be seen
-(:mod:`~ood_osdre.plugin.openood.statistics`), a host that normalises otherwise.
+else. So are, in the modes `network` and `checkpoint`, images of another size, and, as far as it
+can be seen (:mod:`~ood_osdre.plugin.openood.statistics`), a host that normalises otherwise.
 """
 
 __all__ = ["MODES", "Mode", "make_mode"]

@@ -49,8 +49,8 @@ class OSDREPostprocessor(Base):
             keyword arguments.
         reference: The reference of the mode `features`: files, as the option of that name, or
             batches of images, preprocessed as the network expects.
-        **options: Options of :class:`~.options.PostprocessorOptions`, and `head`, a mapping of those
-            of :class:`~ood_osdre.feature_ratio.FeatureRatioOptions`.
+        **options: Options of :class:`~.options.PostprocessorOptions`, and `head`, a mapping of
+            those of :class:`~ood_osdre.feature_ratio.FeatureRatioOptions`.
 
     Attributes:
         APS_mode: Whether the host searches hyper-parameters.
