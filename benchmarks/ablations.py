@@ -39,7 +39,14 @@ def scored(options: dict[str, str | list[str]]) -> dict[str, list[str]]:
 
 GROUPS: dict[str, dict[str, list[str]]] = {
     "score matching": {"score matching": SCORED},
-    "size": scored({f"K = {k}": f"basis.size={k}" for k in (1, 4, 100, 200, 400, 800)}),
+    "size": {
+        **scored({f"K = {k}": f"basis.size={k}" for k in (1, 4, 100, 200, 400, 800)}),
+        # All coefficients move together, so a step of log r is larger the more there are.
+        **scored(
+            {f"K = 400, lr {lr}": ["basis.size=400", f"training.lr={lr}"] for lr in (3e-4, 1e-4)}
+        ),
+    },
+    "rate": scored({"lr 0.0003": "training.lr=0.0003"}),
     "kernel": scored({k: f"basis.kernel={k}" for k in ("matern32", "gaussian", "imq")}),
     "shape": scored({f"sigma = {s}": f"basis.sigma={s}" for s in (0.1, 0.2, 1.0, 2.0)}),
     "path": scored(
