@@ -36,7 +36,7 @@ from .plots import score_density
 from .ratio import RatioModel
 from .records import RunRecord
 from .run_folders import identity, run_table
-from .scores import write_scores
+from .scores import Scores, write_scores
 from .tables import MetricsTable
 from .training import Outcome, Trainer
 
@@ -225,9 +225,8 @@ def evaluate_run(
     done = evaluate_benchmark(
         model, data, scorer.preprocess, config.evaluation.batch_size, progress
     )
-    scores, title = done.scores, data.manifest.title
     table = run_table(
-        scores,
+        done.scores,
         data,
         accuracy=done.accuracy,
         seconds=done.seconds,
@@ -237,17 +236,10 @@ def evaluate_run(
     )
     if not distributed.is_first():
         return table
-    write_scores(folder / "scores.npz", scores)
-    (id_scores,) = (s.score for s in scores.of("id").values())
-    score_density(
-        folder / "score_density.png",
-        id_scores,
-        {name: s.score for name, s in scores.of("near").items()},
-        {name: s.score for name, s in scores.of("far").items()},
-        f"{title}: {config.title}" if config.title else title,
+    title = data.manifest.title
+    _write_results(
+        folder, done.scores, table, f"{title}: {config.title}" if config.title else title
     )
-    table.to_csv(folder / "metrics.csv")
-    write_text_atomic(folder / "metrics.md", table.to_markdown())
     RunRecord(
         config=config.to_dict(),
         seed=config.training.seed,
@@ -255,7 +247,7 @@ def evaluate_run(
         device=device_name(device),
         data={
             "reference": table.reference,
-            "counts": scores.counts(),
+            "counts": done.scores.counts(),
             **identity(data),
         },
         absent=data.absent,
@@ -270,6 +262,16 @@ def evaluate_run(
         },
     ).write(folder / "run.json")
     return table
+
+
+def _write_results(folder: Path, scores: Scores, table: MetricsTable, title: str) -> None:
+    r"""Writes the scores, their densities and the table."""
+    write_scores(folder / "scores.npz", scores)
+    (id_scores,) = (s.score for s in scores.of("id").values())
+    near, far = ({n: s.score for n, s in scores.of(kind).items()} for kind in ("near", "far"))
+    score_density(folder / "score_density.png", id_scores, near, far, title)
+    table.to_csv(folder / "metrics.csv")
+    write_text_atomic(folder / "metrics.md", table.to_markdown())
 
 
 def device_name(device: torch.device) -> str:

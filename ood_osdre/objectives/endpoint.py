@@ -139,7 +139,8 @@ class EndPointLoss(EndTerm):
     Exponentials are capped at a log-ratio :math:`c`. Beyond :math:`c` the loss of a reference
     point goes on along its tangent and the gain of an ID point stops growing, so that gradients
     stay bounded, still pull an overshooting reference point back, and the minimiser becomes
-    :math:`\min(\log r, c)`. The logistic loss needs no cap and ignores it.
+    :math:`\min(\log r, c)`. The logistic loss and InfoNCE need no cap
+    and ignore it.
 
     Arguments:
         path: The path, whose dequantised ends are used; None only for clean ends.
