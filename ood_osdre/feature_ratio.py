@@ -50,8 +50,9 @@ class FeatureRatio:
             :mod:`ood_osdre.extraction` that the network offers itself.
 
     Example:
-        >>> id_features, reference_features = torch.randn(2, 200, 8) + torch.tensor([[[1.]],
-        [[0.]]]) >>> ratio = FeatureRatio(FeatureRatioOptions(steps=20))
+        >>> shift = torch.tensor([1.0, 0.0]).view(2, 1, 1)
+        >>> id_features, reference_features = torch.randn(2, 200, 8) + shift
+        >>> ratio = FeatureRatio(FeatureRatioOptions(steps=20))
         >>> ratio.fit_features(id_features, reference_features).log_ratio_of_features(
         ...     torch.zeros(5, 8)
         ... ).shape

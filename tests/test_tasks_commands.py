@@ -392,11 +392,14 @@ def test_failed_job_stops_the_rest(
 
 
 SCRIPT = """
+import signal
 import sys
 from ood_osdre.errors import exit_status
 from ood_osdre.tasks.processes import run_jobs
 
 if __name__ == "__main__":
+    # A shell has the processes of its background ignore it, and they pass that on.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(exit_status(lambda: len(run_jobs(eval, [sys.argv[1]] * 3, 2, False))))
 """
 
