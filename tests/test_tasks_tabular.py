@@ -11,7 +11,7 @@ import yaml
 
 from ood_osdre.errors import UserError
 from ood_osdre.resources import find
-from ood_osdre.tasks import tabular
+from ood_osdre.tasks import field_tables
 from ood_osdre.tasks.tabular import SHIPPED, load_table, table_names
 
 
@@ -152,14 +152,14 @@ def test_bsds300(tmp_path: Path, manifest: Path, monkeypatch: pytest.MonkeyPatch
     sizes = {"train": 5, "validation": 3, "test": 2}
     content = {k: np.full((n, 63), n) for k, n in sizes.items()}
     h5py = SimpleNamespace(File=lambda path: nullcontext(content))
-    monkeypatch.setattr(tabular.importlib, "import_module", lambda name: h5py)
+    monkeypatch.setattr(field_tables.importlib, "import_module", lambda name: h5py)
     table = load_table("bsds300", tmp_path, manifest)
     assert (table.val == 3).all()
 
     def absent(name: str) -> None:
         raise ImportError(name)
 
-    monkeypatch.setattr(tabular.importlib, "import_module", absent)
+    monkeypatch.setattr(field_tables.importlib, "import_module", absent)
     with pytest.raises(UserError, match="needs h5py"):
         load_table("bsds300", tmp_path, manifest)
 

@@ -11,7 +11,7 @@ __all__ = [
     "LEAST_ROWS",
     "SHIPPED",
     "Array",
-    "Parts",
+    "ArrayParts",
     "check_rows",
     "shipped_table",
     "shuffled_parts",
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from ..errors import UserError
 
 Array = NDArray[np.float64]
-Parts = tuple[Array, Array, Array]
+ArrayParts = tuple[Array, Array, Array]
 
 #: The tables that come with scikit-learn.
 SHIPPED = ("colours", "iris", "wine", "breast_cancer")
@@ -38,7 +38,7 @@ LEAST_VARIANCE = 1e-10
 COLOUR_ROWS, STRIPE = 40_000, 16
 
 
-def shipped_table(name: str) -> Parts:
+def shipped_table(name: str) -> ArrayParts:
     r"""Returns the three parts of a table.
 
     Arguments:
@@ -58,7 +58,7 @@ def shipped_table(name: str) -> Parts:
     return standardised(parts, parts[0])
 
 
-def shuffled_parts(x: Array, rng: np.random.Generator | None = None) -> Parts:
+def shuffled_parts(x: Array, rng: np.random.Generator | None = None) -> ArrayParts:
     r"""Returns 80, 10 and 10 per cent of rows in random order, standardised by the first.
 
     Arguments:
@@ -101,7 +101,7 @@ def check_rows(name: str, x: Array, least: int = LEAST_ROWS) -> None:
         raise UserError(f"{name}: a column is a linear function of others; leave it out.")
 
 
-def _colours(photograph: NDArray[np.uint8], rng: np.random.Generator) -> Parts:
+def _colours(photograph: NDArray[np.uint8], rng: np.random.Generator) -> ArrayParts:
     stripes = np.arange(0, photograph.shape[1] - STRIPE + 1, STRIPE)
     cuts = (0, round(0.8 * len(stripes)), round(0.9 * len(stripes)), len(stripes))
     stripes = rng.permutation(stripes)
@@ -114,7 +114,7 @@ def _colours(photograph: NDArray[np.uint8], rng: np.random.Generator) -> Parts:
     return parts[0], parts[1], parts[2]
 
 
-def standardised(parts: Parts, by: Array, ddof: int = 0) -> Parts:
+def standardised(parts: ArrayParts, by: Array, ddof: int = 0) -> ArrayParts:
     r"""Returns the parts less a mean and over a deviation.
 
     Arguments:

@@ -40,8 +40,9 @@ from .normal_reference import (
     proposal_of,
     trusted,
 )
+from .number_files import is_file_name
 from .reports import Row, refuse_unknown
-from .tabular import is_file_name, load_table, table_names
+from .tabular import load_table, table_names
 from .whitening import Parts
 
 OPTIONS = FitOptions(steps=600, standardise="no", lr=1e-3)
