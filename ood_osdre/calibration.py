@@ -45,6 +45,12 @@ def ratio_calibration(id_scores: ArrayLike, reference_scores: ArrayLike) -> Cali
         id_scores: The log-ratios of ID inputs in nats, with shape :math:`(N)`.
         reference_scores: The log-ratios of reference inputs in nats, with shape :math:`(M)`.
 
+    Returns:
+        The calibration.
+
+    Raises:
+        UserError: If there are no scores of one kind, or one is not finite.
+
     Example:
         >>> exact = ratio_calibration([0.0] * 4, [0.0] * 4)  # of two equal distributions
         >>> [round(x, 6) for x in exact]

@@ -173,7 +173,8 @@ def _pooled(x_1: Tensor, x_0: Tensor, device: torch.device | str) -> Standardise
     std = torch.as_tensor(variance).sqrt()
     # A feature that is silent on both sets says nothing; one that wakes up elsewhere should not
     # be blown up.
-    typical = std.median().clamp(min=1e-6)
+    alive = std[std > 0]
+    typical = alive.median() if len(alive) else torch.ones(())
     std = torch.where(std > 1e-3 * typical, std, typical)
     return Standardise(*check_statistics(mean, std, len(mean), "features"), device)
 

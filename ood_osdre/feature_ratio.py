@@ -214,6 +214,9 @@ class FeatureRatio:
 
         Returns:
             The log-ratios in nats (larger = more ID), with shape :math:`(B)`.
+
+        Raises:
+            UserError: If there is no network, nothing is fitted, or a log-ratio is not finite.
         """
         if self.net is None:
             raise UserError("FeatureRatio: has no network; call attach(net) after load.")
@@ -227,7 +230,11 @@ class FeatureRatio:
         return self
 
     def save(self, folder: str | Path) -> None:
-        r"""Writes the head, not the network, into a folder: safetensors and JSON."""
+        r"""Writes the head, not the network, into a folder: safetensors and JSON.
+
+        Raises:
+            UserError: If nothing is fitted.
+        """
         if self.ratio is None or self.standardise is None:
             raise UserError("FeatureRatio: not fitted, there is nothing to save.")
         statistics = {"mean": self.standardise.mean, "std": self.standardise.std}

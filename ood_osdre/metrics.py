@@ -64,6 +64,10 @@ def ood_metrics(id_scores: ArrayLike, ood_scores: ArrayLike) -> OODMetrics:
     Returns:
         The metrics, as fractions.
 
+    Raises:
+        UserError: If there are no scores of one kind, one is not finite, or their shape is
+            another.
+
     Example:
         >>> ood_metrics([3.0, 2.0, 1.0], [0.0, 1.5]).fpr95  # 1 of 3 ID lies at or below 1.5
         0.3333333333333333

@@ -51,6 +51,9 @@ def trapezoid(
 
     Returns:
         The log-ratio, with shape :math:`(B)`, and the number of evaluations.
+
+    Raises:
+        ValueError: If there are no steps, or the limits are not increasing.
     """
     _check_count("steps", steps)
     _check_interval(t_min, t_max)
@@ -74,6 +77,9 @@ def gauss_legendre(
 
     Returns:
         The log-ratio, with shape :math:`(B)`, and the number of evaluations.
+
+    Raises:
+        ValueError: If there are no nodes, or the limits are not increasing.
     """
     _check_count("nodes", nodes)
     _check_interval(t_min, t_max)
@@ -109,6 +115,10 @@ def ode(
 
     Returns:
         The log-ratio, with shape :math:`(B)`, and the number of evaluations.
+
+    Raises:
+        ValueError: If the limits are not increasing.
+        RuntimeError: If the solver gives up.
     """
     # Imported here: training needs the rules, and no solver.
     from scipy.integrate import solve_ivp

@@ -240,6 +240,19 @@ def test_silent_features_do_no_harm() -> None:
     assert torch.isfinite(ratio.log_ratio_of_features(x)).all()
 
 
+@pytest.mark.parametrize("silent", [2, 9, 30])
+def test_a_silent_feature_that_wakes_up_is_not_blown_up(silent: int) -> None:
+    x_1, x_0 = (F.pad(x, (0, silent)) for x in gaussians(300, 300))
+    ratio = FeatureRatio(QUICK).fit_features(x_1, x_0)
+    x = x_1[:5].clone()
+    x[:, -1] = 0.5
+
+    assert ratio.standardise is not None
+    assert ratio.standardise(x).abs().max() < 10
+    everything_silent = FeatureRatio(QUICK).fit_features(torch.zeros(50, 3), torch.zeros(50, 3))
+    assert torch.isfinite(everything_silent.log_ratio_of_features(torch.ones(2, 3))).all()
+
+
 def test_saved_ratios_load_to_the_same_scores(tmp_path: Path) -> None:
     x_1, x_0 = gaussians(300, 300)
     ratio = FeatureRatio(QUICK, layer="conv").fit_features(x_1, x_0)

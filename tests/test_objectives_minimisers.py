@@ -473,6 +473,25 @@ def test_pointwise_minimiser_is_the_log_ratio_up_to_the_cap(loss: str, p_1: floa
     assert found == pytest.approx(float(target), abs=1e-3)
 
 
+@pytest.mark.parametrize("loss", ["kliep", "lsif", "chisq", "pw", "pw_ridge"])
+def test_a_cap_beyond_single_precision_still_pulls_back(loss: str) -> None:
+    # A reference point far too high, and a network whose features are in the tens.
+    weight = torch.full((1000,), 0.06, dtype=torch.float32, requires_grad=True)
+    f_0 = (weight @ torch.ones(1000, 4).float()) * torch.tensor([1.0, 0.5, 0.1, 0.0]).float()
+    LOSSES[loss](f_0, torch.zeros(4).float(), 50.0).mean().backward()
+
+    assert weight.grad is not None
+    nn.utils.clip_grad_norm_([weight], 10.0)
+    assert torch.isfinite(weight.grad).all()
+    assert weight.grad.norm() == pytest.approx(10.0, rel=1e-3)
+
+
+@pytest.mark.parametrize(("loss", "limit"), [("kliep", 30.0), ("pw", 20.0), ("lsif", 15.0)])
+def test_a_larger_cap_counts_as_the_largest(loss: str, limit: float) -> None:
+    f = torch.tensor([0.0, limit - 1, limit + 1, 3 * limit])
+    torch.testing.assert_close(LOSSES[loss](f, f, 50.0), LOSSES[loss](f, f, limit))
+
+
 def test_the_ridge_of_pw_bends_the_minimiser_and_bounds_it() -> None:
     f = torch.linspace(-6, 10, 17).requires_grad_()
     # Of u = sqrt(r) / 2, as in the paper's code: E_0[(2u)^3 / 6 + 0.01 u^2] - E_1[u - 0.01 u^2].

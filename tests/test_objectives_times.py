@@ -117,6 +117,17 @@ def test_logit_normal_density_is_zero_at_the_ends_and_its_samples_are_inside() -
     assert torch.isfinite(times.log_derivative(t[(t > 0) & (t < 1)])).all()
 
 
+def test_wide_logit_normal_times_round_to_neither_end() -> None:
+    torch.set_default_dtype(torch.float32)
+    times = LogitNormalTimes(0.0, 8.0)
+    t = times.sample(200_000)
+
+    assert t.dtype == torch.float32
+    assert t.min() > 0
+    assert t.max() < 1
+    assert torch.isfinite(times.log_derivative(t)).all()
+
+
 def test_inverse_variance_times_follow_a_learnable_path() -> None:
     path = make_path("kumaraswamy")
     times = InverseVarianceTimes(path, MOMENTS)

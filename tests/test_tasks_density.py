@@ -26,7 +26,7 @@ from ood_osdre.tasks.density_methods import (
     FourierFeatures,
     NormalisedLikelihood,
 )
-from ood_osdre.tasks.estimators import fit_ratio
+from ood_osdre.tasks.estimators import FitOptions, fit_ratio
 from ood_osdre.tasks.images import ImageJob, dequantised, estimate_image, levels_of
 from ood_osdre.tasks.methods import METHODS
 from ood_osdre.tasks.mixtures import GaussianMixture, isotropic
@@ -83,6 +83,32 @@ def test_likelihood_is_the_kliep_loss_whatever_the_proposal(name: str) -> None:
     mass = loss + model.log_ratio(draw.x_1)
     truth = 1.7 * (1 + 0.8) ** -1.5
     assert abs(mass.mean() - truth) < 5 * mass.std() / math.sqrt(len(mass))
+
+
+def test_the_gain_of_a_likelihood_has_no_end() -> None:
+    model = Quadratic(0.8, c=math.exp(80.0))  # the log-ratio is about 80
+    x_1 = torch.randn(5, 3)
+    draw = draw_of(x_1)
+    term = NormalisedLikelihood(isotropic(3))
+    at = {k: model.coefficients(x) for k, x in term.points(draw).items()}
+    at["proposal"] = model.coefficients(torch.full_like(x_1, 100.0))  # its mass there is none
+    loss = term.loss(cast(Any, model), draw, at)
+    torch.testing.assert_close(loss, -model.log_ratio(x_1))
+
+
+def test_a_likelihood_is_of_the_points_as_they_are() -> None:
+    x = torch.randn(100, 2)
+    options = FitOptions(steps=2, standardise="scale")
+    method = normal_reference.likelihood_or("os-dre-likelihood", isotropic(2))
+    with pytest.raises(UserError, match="standardise: got 'scale' with a likelihood"):
+        fit_ratio(method, normal_reference.draw_pairs_of(x), 2, options)
+
+
+@pytest.mark.parametrize(("dim", "std"), [(3, 0.5), (330, 0.1), (3072, 1.3)])
+def test_log_density_of_a_mixture_in_any_dimension(dim: int, std: float) -> None:
+    x = std * torch.randn(2, dim)
+    truth = log_normal(x / std) - dim * math.log(std)
+    torch.testing.assert_close(isotropic(dim, std).log_density(x), truth)
 
 
 def test_likelihood_uses_the_interval_of_times() -> None:
@@ -206,6 +232,7 @@ def test_rows_of_the_tabular_suite(whiten: bool, monkeypatch: pytest.MonkeyPatch
         (LogMass(1.0, 0.1, 500), LogMass(9.0, 0.1, 9), 9.0),  # the proposal missed one
         (LogMass(1.0, 0.5, 5), LogMass(1.4, 0.1, 9), 1.4),  # few draws
         (LogMass(1.0, 0.5, 5), LogMass(0.4, 0.1, 9), 1.0),
+        (LogMass(math.nan, math.nan, math.nan), LogMass(0.4, 0.1, 9), 0.4),
     ],
 )
 def test_which_mass_is_trusted(

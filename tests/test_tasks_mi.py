@@ -133,7 +133,9 @@ def test_unknown_families_and_parameters() -> None:
     with pytest.raises(ValueError, match=r"in \(-1, 1\), got 1"):
         dependence_task("gauss", 1.0)
     with pytest.raises(ValueError, match="positive, got -1"):
-        dependence_task("gamma-exp", -1.0)
+        dependence_task("additive-noise", -1.0)
+    with pytest.raises(ValueError, match=r"at least 0\.2, got 0\.1"):
+        dependence_task("gamma-exp", 0.1)
 
 
 def test_normal_scores_are_normal_and_increasing() -> None:
@@ -214,6 +216,17 @@ def test_information_of_independent_arrays_is_about_zero() -> None:
     result = mutual_information(np.stack([x, x**2], axis=1), y, options=QUICK)
 
     assert abs(result.nats) < 0.05
+
+
+def test_the_product_of_marginals_has_no_pair_of_one_row() -> None:
+    rows = torch.arange(6.0).repeat(2, 1).T  # x and y of a row are equal
+    x_0, x_1 = information._shuffled(rows, 1)(20_000, torch.Generator().manual_seed(0))
+
+    assert (x_0[:, 0] != x_0[:, 1]).all()
+    assert (x_1[:, 0] == x_1[:, 1]).all()
+    pairs = 6 * x_0[:, 0] + x_0[:, 1]
+    share = torch.bincount(pairs.long(), minlength=36).reshape(6, 6) / 20_000
+    torch.testing.assert_close(share, (1 - torch.eye(6)) / 30, rtol=0, atol=0.01)
 
 
 def test_a_ratio_that_cannot_tell_pairs_from_shuffled_ones_is_none() -> None:

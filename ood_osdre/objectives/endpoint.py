@@ -4,7 +4,15 @@ The log-ratio is one inner product away from the network's outputs, so a loss ma
 directly, at the two ends of the path.
 """
 
-__all__ = ["LOSSES", "ClassLoss", "EndPointLoss", "EndTerm", "OutlierExposure", "Shrinkage"]
+__all__ = [
+    "LOSSES",
+    "ClassLoss",
+    "EndPointLoss",
+    "EndTerm",
+    "OutlierExposure",
+    "Shrinkage",
+    "capped_exp",
+]
 
 from collections.abc import Callable, Mapping
 
@@ -19,29 +27,34 @@ from .base import Draw, Ratio, Term
 # of u = sqrt(r) / 2 at both ends.
 CHISQ_RIDGE, PW_RIDGE = 0.1, 0.01
 
+# Beyond, the norm of gradients overflows single precision, and clipping by it makes them zero.
+LARGEST_EXPONENT = 30.0
+
 
 def _logistic(f_0: Tensor, f_1: Tensor, cap: float) -> Tensor:
     return F.softplus(f_0) + F.softplus(-f_1)
 
 
 def _lsif(f_0: Tensor, f_1: Tensor, cap: float) -> Tensor:
-    return _capped_exp(2 * f_0, 2 * cap) / 2 - f_1.clamp(max=cap).exp()
+    cap = min(cap, LARGEST_EXPONENT / 2)
+    return capped_exp(2 * f_0, 2 * cap) / 2 - f_1.clamp(max=cap).exp()
 
 
 def _kliep(f_0: Tensor, f_1: Tensor, cap: float) -> Tensor:
-    return _capped_exp(f_0, cap) - f_1.clamp(max=cap)
+    return capped_exp(f_0, cap) - f_1.clamp(max=min(cap, LARGEST_EXPONENT))
 
 
 def _chisq(f_0: Tensor, f_1: Tensor, cap: float) -> Tensor:
-    return _lsif(f_0, f_1, cap) + CHISQ_RIDGE * _capped_exp(2 * f_0, 2 * cap)
+    return _lsif(f_0, f_1, cap) + CHISQ_RIDGE * capped_exp(2 * f_0, 2 * cap)
 
 
 def _pw(f_0: Tensor, f_1: Tensor, cap: float) -> Tensor:
-    return _capped_exp(1.5 * f_0, 1.5 * cap) / 6 - (f_1.clamp(max=cap) / 2).exp() / 2
+    cap = min(cap, LARGEST_EXPONENT / 1.5)
+    return capped_exp(1.5 * f_0, 1.5 * cap) / 6 - (f_1.clamp(max=cap) / 2).exp() / 2
 
 
 def _pw_ridge(f_0: Tensor, f_1: Tensor, cap: float) -> Tensor:
-    ridge = PW_RIDGE / 4 * (_capped_exp(f_0, cap) + _capped_exp(f_1, cap))
+    ridge = PW_RIDGE / 4 * (capped_exp(f_0, cap) + capped_exp(f_1, cap))
     return _pw(f_0, f_1, cap) + ridge
 
 
@@ -49,8 +62,14 @@ def _infonce(f_0: Tensor, f_1: Tensor, cap: float) -> Tensor:
     return F.softplus(f_0.logsumexp(dim=0) - f_1)
 
 
-def _capped_exp(f: Tensor, cap: float) -> Tensor:
-    # Beyond the cap the exponential goes on as its tangent, so that it still pulls back.
+def capped_exp(f: Tensor, cap: float) -> Tensor:
+    r"""Returns an exponential that goes on as its tangent, so that it still pulls back.
+
+    Arguments:
+        f: The exponents, with any shape.
+        cap: Where the tangent begins; at most 30, whatever is given.
+    """
+    cap = min(cap, LARGEST_EXPONENT)
     return f.clamp(max=cap).exp() * (1 + (f - cap).clamp(min=0))
 
 
@@ -139,8 +158,9 @@ class EndPointLoss(EndTerm):
     Exponentials are capped at a log-ratio :math:`c`. Beyond :math:`c` the loss of a reference
     point goes on along its tangent and the gain of an ID point stops growing, so that gradients
     stay bounded, still pull an overshooting reference point back, and the minimiser becomes
-    :math:`\min(\log r, c)`. The logistic loss and InfoNCE need no cap
-    and ignore it.
+    :math:`\min(\log r, c)`. For single precision's sake no exponent is larger than 30: a cap above
+    30 for `"kliep"`, 20 for `"pw"` and 15 for least squares counts as that. The logistic loss and
+    InfoNCE need no cap and ignore it.
 
     Arguments:
         path: The path, whose dequantised ends are used; None only for clean ends.

@@ -32,8 +32,10 @@ from torch import Tensor, nn
 
 from ..baselines import DirectRatio, TimeConditionedMLP, TimeConditionedRatio
 from ..bases import RBFBasis
+from ..errors import UserError
 from ..networks import MLP, CoefficientNetwork, Coefficients
-from ..objectives import LOSSES, Draw, Objective, Ratio, Term
+from ..objectives import Draw, Objective, Ratio, Term
+from ..objectives.endpoint import capped_exp
 from ..ratio import OneStepRatio, RatioModel
 from .features import OrthonormalBasis
 from .methods import METHODS, Context, Method
@@ -53,21 +55,21 @@ class NormalisedLikelihood(Term):
     .. math:: e^{f(y)} \, \frac{p_0(y)}{q(y)} - f(x_1) \, , \qquad y \sim q
 
     Its mean is that of the KLIEP loss, whatever the proposal :math:`q`, as long as it covers
-    :math:`\hat p`; its variance is small if :math:`q` is close to it. The draw's probe and time
+    :math:`\hat p` and no weighted ratio is beyond the cap; its variance is small if :math:`q` is close to it. The draw's probe and time
     are what :math:`y` is made of; the draw's reference points are not looked at, as the density of
     :math:`p_0` is known.
 
     Arguments:
         proposal: The proposal :math:`q`.
         t_range: The interval that the draw's times are uniform on; they choose the component.
-        cap: The weighted log-ratio beyond which the exponential goes on linearly.
+        cap: The weighted log-ratio beyond which the exponential goes on linearly; at most 30.
     """
 
     def __init__(
         self,
         proposal: GaussianMixture,
         t_range: tuple[float, float] = (0.0, 1.0),
-        cap: float = 50.0,
+        cap: float = 30.0,
     ) -> None:
         super().__init__()
         self.proposal, self.t_range, self.cap = proposal, t_range, cap
@@ -83,7 +85,7 @@ class NormalisedLikelihood(Term):
         f, f_1 = (ratio.log_ratio_of(at[name].total) for name in ("proposal", "x_1"))
         y = self.points(draw)["proposal"]
         log_weight = log_normal(y) - self.proposal.log_density(y)
-        return LOSSES["kliep"](f + log_weight.to(f), f_1, self.cap)
+        return capped_exp(f + log_weight.to(f), self.cap) - f_1
 
 
 class FourierFeatures(nn.Module):
@@ -156,7 +158,20 @@ def _wide_likelihood(context: Context) -> nn.Module:
 
 
 def likelihood(context: Context, proposal: GaussianMixture) -> nn.Module:
-    r"""Builds the objective of the normalised likelihood."""
+    r"""Builds the objective of the normalised likelihood.
+
+    Arguments:
+        context: What it is built from; its points are those of the reference as they are.
+        proposal: The proposal.
+
+    Raises:
+        UserError: If the points are standardised, in which :math:`p_0` is another.
+    """
+    if (found := context.options.standardise) != "no":
+        raise UserError(
+            f"standardise: got {found!r} with a likelihood, expected 'no'; its reference is "
+            "N(0, I) of the points as they are."
+        )
     term = NormalisedLikelihood(proposal, context.path.t_range, context.options.cap)
     return Objective({"loss": (1.0, term)})
 

@@ -58,6 +58,9 @@ LARGEST, LEAST = torch.finfo(torch.float64).max, 5e-324
 # values, is discrete.
 MOST_REPEATED, LEAST_DISTINCT = 0.05, 0.1
 
+# Of the gamma variables of `gamma-exp`.
+LEAST_SHAPE = 0.2
+
 
 @dataclass(frozen=True)
 class DependenceTask:
@@ -255,7 +258,9 @@ def _additive_noise(noise: float) -> tuple[float, Sampler]:
 
 
 def _gamma_exponential(shape: float) -> tuple[float, Sampler]:
-    _check_positive(shape)
+    if shape < LEAST_SHAPE:
+        # The exponential's mean, one over a gamma variable, overflows single precision.
+        raise ValueError(f"The parameter should be at least {LEAST_SHAPE}, got {shape}.")
 
     def sample(n: int, generator: Generator) -> tuple[Tensor, Tensor]:
         # PyTorch's gamma distribution takes no generator; NumPy's is seeded by it.

@@ -94,7 +94,8 @@ class DriftMonitor:
     Raises:
         UserError: If there are fewer than 50 calibration inputs, one is masked, or a log-ratio is
             not finite or beyond 1e150 nats.
-        TypeError: If the detector is no function.
+        TypeError: If the detector is no function, or `run_length` or `window` no number.
+        ValueError: If `run_length` is not above 1 and finite, or `window` below 1.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -146,6 +147,10 @@ class DriftMonitor:
 
         Returns:
             The state after the batch. `alarm` counts inputs, not batches.
+
+        Raises:
+            UserError: If the batch is empty or masked, or a log-ratio is not finite or beyond
+                1e150 nats.
         """
         for score in self._scores("stream", inputs):
             self.count += 1
@@ -184,6 +189,9 @@ class DriftMonitor:
 
         Arguments:
             calibration: The new calibration inputs.
+
+        Raises:
+            UserError: As the constructor.
         """
         scores = self._scores("calibration", calibration)
         if len(scores) < LEAST_CALIBRATION:

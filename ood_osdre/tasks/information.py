@@ -273,9 +273,12 @@ def _tells_apart(fit: RatioFit, apart: Tensor, together: Tensor) -> bool:
 
 
 def _shuffled(rows: Tensor, size: int) -> DrawPairs:
+    m = len(rows)
+
     def draw(n: int, generator: Generator) -> tuple[Tensor, Tensor]:
-        shape = (3, n)
-        i, j, k = torch.randint(len(rows), shape, generator=generator, device=rows.device)
+        i, k = torch.randint(m, (2, n), generator=generator, device=rows.device)
+        # Another row than i: of m rows, true pairs would else be an m-th of the product.
+        j = (i + torch.randint(1, m, (n,), generator=generator, device=rows.device)) % m
         return torch.cat([rows[i, :size], rows[j, size:]], dim=1), rows[k]
 
     return draw

@@ -44,7 +44,7 @@ from ..objectives import (
     Term,
     TimeScoreMatching,
 )
-from ..objectives.endpoint import EndTerm
+from ..objectives.endpoint import EndTerm, capped_exp
 from ..options import Range, Section, option_types
 from ..paths import GaussianPath, Moments
 from ..ratio import OneStepRatio, RatioModel
@@ -85,7 +85,9 @@ class FitOptions(Section):
         standardise: How points are standardised to the moments of both sources pooled: not at
             all, by coordinate, or by the covariance, within blocks if the features have them.
         evaluations: The number of network evaluations of solver-based methods.
-        cap: The log-ratio in nats beyond which exponential losses go on linearly.
+        cap: The log-ratio in nats beyond which exponential losses go on linearly, see
+            :class:`ood_osdre.objectives.EndPointLoss`. Least squares, KLIEP and PW find no larger
+            one.
         device: The device.
     """
 
@@ -109,7 +111,7 @@ class FitOptions(Section):
     gamma2: Annotated[float, Range(0)] = 0.0
     standardise: Literal["no", "scale", "whiten"] = "scale"
     evaluations: Annotated[int, Range(2)] = 50
-    cap: Positive = 50.0
+    cap: Positive = 30.0
     device: str = "cpu"
 
     def given(self, device: str, steps: int | None, lr: float | None) -> "FitOptions":
@@ -208,6 +210,29 @@ class DonskerVaradhan(EndTerm):
         return f_0.logsumexp(dim=0) - math.log(len(f_0)) - f_1
 
 
+class VariationalBound(EndTerm):
+    r"""The loss of NWJ, :math:`\mathbb{E}_{p_0}[e^f] - \mathbb{E}_{p_1}[f]`, with no end to its gain.
+
+    With :math:`f` the log-ratio, the bound's critic is :math:`f + 1`. Where :func:`capped_exp` has
+    its cap beyond the log-ratio, the minimiser is the log-ratio.
+
+    Arguments:
+        cap: The exponent from which the exponential goes on as its tangent.
+
+    References:
+        | Estimating divergence functionals and the likelihood ratio by convex risk minimization
+        | (Nguyen et al., 2010) https://arxiv.org/abs/0809.0853
+    """
+
+    def __init__(self, cap: float) -> None:
+        super().__init__(clean=True)
+        self.cap = cap
+
+    def loss(self, ratio: Ratio, draw: Draw, at: Mapping[str, Coefficients]) -> Tensor:
+        f_0, f_1 = (ratio.log_ratio_of(at[name].total) for name in self.names)
+        return capped_exp(f_0, self.cap) - f_1
+
+
 def one_step(context: Context) -> RatioModel:
     r"""Builds a one-step ratio, on an orthonormal recombination of the basis."""
     o = context.options
@@ -279,8 +304,7 @@ METHODS: dict[str, Method] = {
     "lsif": _direct("LSIF", "lsif"),
     "chisq": _direct("ChiSq", "chisq"),
     "pw": _direct("PW", "pw"),
-    # With f the log-ratio plus one, the bound's critic, its loss is that of KLIEP.
-    "nwj": _direct("NWJ", "kliep", bound="nwj"),
+    "nwj": Method("NWJ", direct, _single(lambda c: VariationalBound(c.options.cap)), bound="nwj"),
     "infonce": _direct("InfoNCE", "infonce", bound="infonce"),
     "mine": Method("MINE", direct, _single(lambda c: DonskerVaradhan(clean=True)), bound="dv"),
 }

@@ -103,7 +103,7 @@ class GaussianMixture:
         dim = means.shape[1]
         inverses = torch.linalg.inv(factors)
         shifts = torch.einsum("kij,kj->ki", inverses, means)
-        volumes = torch.linalg.det(factors).abs().log() + dim / 2 * math.log(2 * math.pi)
+        volumes = torch.linalg.slogdet(factors)[1] + dim / 2 * math.log(2 * math.pi)
         constants = self.weights.to(x.device).log() - volumes
         parts = []
         for part in x.split(CHUNK):

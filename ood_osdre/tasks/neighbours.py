@@ -48,6 +48,7 @@ def ksg(x: ArrayLike, y: ArrayLike, neighbours: int = 3) -> float:
     Raises:
         UserError: If a value is no real number, NaN, infinite or masked.
         ValueError: If shapes do not match, or there are not more pairs than neighbours.
+        TypeError: If `neighbours` is no whole number.
 
     Example:
         >>> x = np.random.default_rng(0).normal(size=(500, 2))

@@ -126,7 +126,7 @@ def trusted(importance: LogMass | None, annealed: LogMass | None) -> float:
         importance: The estimate by importance sampling, if there is one.
         annealed: The estimate by annealing, if there is one.
     """
-    if importance is None:
+    if importance is None or not math.isfinite(importance.value):
         return math.nan if annealed is None else annealed.value
     if annealed is None:
         return importance.value

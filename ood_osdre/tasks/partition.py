@@ -92,6 +92,12 @@ def grid_mass(log_density: LogDensity, half_width: float = 6.0, size: int = 241)
         half_width: The half-width of the square.
         size: The odd number of points along a side.
 
+    Returns:
+        The log-mass, in nats, with its error.
+
+    Raises:
+        ValueError: If `size` is even or below 3.
+
     Example:
         >>> abs(grid_mass(log_normal).value) < 1e-6
         True
@@ -118,6 +124,9 @@ def importance_mass(
         proposal: The distribution :math:`q` to draw from.
         n: The number of draws.
         generator: The source of randomness.
+
+    Returns:
+        The log-mass, in nats, with its error and the effective number of draws.
     """
     x = proposal.sample(n, generator)
     return weights_mass(log_density(x).double() - proposal.log_density(x))
@@ -157,6 +166,9 @@ def annealed_mass(
         chains: The number of chains, which are independent.
         levels: The number of densities.
         leapfrog: The number of leapfrog steps of a transition.
+
+    Returns:
+        The log-mass, in nats, with its error and the effective number of chains.
     """
     # Levels crowd where the density changes fastest, at the start.
     betas = torch.linspace(0, 1, levels + 1)[1:] ** 2

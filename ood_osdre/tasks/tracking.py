@@ -116,6 +116,9 @@ class KLTracker:
                 least 200; or a function that draws points of :math:`p_0` and of :math:`p_t`, see
                 :func:`ood_osdre.tasks.estimators.fit_ratio`.
 
+        Returns:
+            The divergence with what is known of it.
+
         Raises:
             UserError: If the window is too small, of another dimension, or not finite.
             ValueError: If a window is given to a tracker without a reference.
