@@ -18,6 +18,11 @@ def _cell(values: Sequence[float], form: str) -> str:
     return " / ".join(format(value, form) for value in values)
 
 
+def _nats(value: float) -> str:
+    # The mean of an exponential may be anything.
+    return f"{value:.2f}" if abs(value) < 1e6 else f"{value:.1e}"
+
+
 def planar() -> str:
     r"""Returns total mass and divergence on the planar sets, solver rows by NFE."""
     frame = _read("density/density-planar.json")
@@ -139,15 +144,21 @@ def information(*files: str) -> str:
             str(row["evaluations"]),
             f"{row['truth']:.2f}",
             str(row["seeds"]),
-            f"{row['mean']:.2f}" + (f" ± {row['std']:.2f}" if pd.notna(row["std"]) else ""),
+            _nats(row["mean"]) + (f" ± {_nats(row['std'])}" if pd.notna(row["std"]) else ""),
             f"{row['mse']:.3g}",
-            "-" if pd.isna(row["relative"]) else f"{100 * row['relative']:+.1f} %",
+            _percent(row["relative"]),
             f"{row['seconds']:.0f}",
         ]
         for row in frame.to_dict("records")
     ]
     header = ["task", "method", "NFE", "truth", "seeds", "mean", "MSE", "error", "seconds"]
     return markdown_rows(header, rows)
+
+
+def _percent(share: float) -> str:
+    if pd.isna(share):
+        return "-"
+    return f"{100 * share:+.1f} %" if abs(share) < 1e4 else f"{100 * share:+.0e} %"
 
 
 def benchmark_tasks() -> str:
@@ -199,6 +210,6 @@ def _pivot(frame: pd.DataFrame, keys: list[str]) -> str:
     rows = []
     for key, group in frame.groupby(keys, sort=False):
         means = group.set_index("method")["mean"]
-        cells = [f"{means[m]:.2f}" if m in means.index else "-" for m in methods]
+        cells = [_nats(means[m]) if m in means.index else "-" for m in methods]
         rows.append([*(str(k) for k in key), f"{group['truth'].iloc[0]:.2f}", *cells])
     return markdown_rows([*keys, "truth", *methods], rows)
