@@ -127,6 +127,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "ablations": lambda: ablations.table(ablations.RESULTS),
     "path-terms-screen": lambda: paths("screen"),
     "path-terms-confirm": lambda: paths("confirm"),
+    "path-terms-finalists": lambda: paths("finalists"),
     "path-terms-few": lambda: paths("few"),
     "path-terms-mixed": lambda: paths("mixed"),
     "latency": lambda: bench_tables.latency(results_of("latency")),
@@ -144,7 +145,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "drift": task_tables.drift,
     "mi-gaussian": lambda: task_tables.information("mi/mi-gaussian.json"),
     "mi-large": lambda: task_tables.information("mi-large/mi-gaussian.json"),
-    "mi-perceptron": lambda: task_tables.information("mi-mlp/mi-gaussian.json"),
+    "mi-perceptron": lambda: task_tables.information(
+        "mi-mlp/mi-gaussian.json", "mi-mlp-long/mi-gaussian.json"
+    ),
     "mi-rivals": lambda: task_tables.information("mi-rivals/mi-gaussian.json"),
     "bmi": task_tables.benchmark_tasks,
     "mi-pathological": task_tables.pathological,
