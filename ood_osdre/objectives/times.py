@@ -102,9 +102,9 @@ class LogitNormalTimes(Times):
         # An exact 0 would give t = 0, where the log-derivative is infinite.
         eps = torch.finfo(u.dtype).eps
         z = torch.special.ndtri(u.clamp(eps, 1 - eps))
-        t = torch.sigmoid(self.mean + self.std * z).clamp(self.low, self.high)
+        t = torch.sigmoid(self.mean + self.std * z)
         # Nor may it round to 0 or 1.
-        return t.clamp(torch.finfo(t.dtype).tiny, 1 - eps)
+        return t.clamp(max(self.low, torch.finfo(t.dtype).tiny), min(self.high, 1 - eps))
 
     def density(self, t: Tensor) -> Tensor:  # noqa: D102
         inside = (t > 0) & (t < 1)

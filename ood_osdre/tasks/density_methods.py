@@ -55,9 +55,9 @@ class NormalisedLikelihood(Term):
     .. math:: e^{f(y)} \, \frac{p_0(y)}{q(y)} - f(x_1) \, , \qquad y \sim q
 
     Its mean is that of the KLIEP loss, whatever the proposal :math:`q`, as long as it covers
-    :math:`\hat p` and no weighted ratio is beyond the cap; its variance is small if :math:`q` is close to it. The draw's probe and time
-    are what :math:`y` is made of; the draw's reference points are not looked at, as the density of
-    :math:`p_0` is known.
+    :math:`\hat p` and no weighted ratio is beyond the cap; its variance is small if :math:`q` is
+    close to it. The draw's probe and time are what :math:`y` is made of; the draw's reference
+    points are not looked at, as the density of :math:`p_0` is known.
 
     Arguments:
         proposal: The proposal :math:`q`.

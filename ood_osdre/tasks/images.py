@@ -36,6 +36,7 @@ from PIL import Image
 from ..data.lists import read_list
 from ..errors import UserError
 from .estimators import FitOptions
+from .normal_reference import OPTIONS as REFERENCE_OPTIONS
 from .partition import log_normal
 from .reports import Row, refuse_unknown
 from .tables_density import fit_and_judge
@@ -44,7 +45,7 @@ from .whitening import Parts
 # Copies of every training image of a small set, with noise of their own.
 COPIES = 8
 
-OPTIONS = FitOptions(steps=600, standardise="no", lr=1e-3, features=256)
+OPTIONS = replace(REFERENCE_OPTIONS, features=256)
 NAMES = ("os-dre-likelihood", "os-dre", "direct-likelihood")
 # Lists of a data root and the channels of their files; of the ID list the training images are
 # read.

@@ -211,7 +211,7 @@ class DonskerVaradhan(EndTerm):
 
 
 class VariationalBound(EndTerm):
-    r"""The loss of NWJ, :math:`\mathbb{E}_{p_0}[e^f] - \mathbb{E}_{p_1}[f]`, with no end to its gain.
+    r"""The loss of NWJ, :math:`\mathbb{E}_{p_0}[e^f] - \mathbb{E}_{p_1}[f]`, its gain without end.
 
     With :math:`f` the log-ratio, the bound's critic is :math:`f + 1`. Where :func:`capped_exp` has
     its cap beyond the log-ratio, the minimiser is the log-ratio.

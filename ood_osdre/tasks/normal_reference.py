@@ -7,6 +7,7 @@ fitted to training rows, and by annealing; both miss mass sooner than invent it.
 """
 
 __all__ = [
+    "OPTIONS",
     "PROPOSED",
     "draw_pairs_of",
     "likelihood_or",
@@ -22,10 +23,13 @@ import torch
 from torch import Generator, Tensor
 
 from .density_methods import likelihood
-from .estimators import DrawPairs, RatioFit
+from .estimators import DrawPairs, FitOptions, RatioFit
 from .methods import METHODS, Method, direct, one_step
 from .mixtures import GaussianMixture
 from .partition import LogMass, annealed_mass, importance_mass, log_normal
+
+#: How a ratio to it is fitted: to points as they are, of which its density is known.
+OPTIONS = FitOptions(steps=600, standardise="no", lr=1e-3)
 
 # Draws of importance sampling, and the mixture they come from.
 DRAWS = 20_000

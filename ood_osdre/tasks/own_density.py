@@ -10,7 +10,7 @@ density there, :math:`\log \hat p(x) = \log \hat r(z) + \log p_0(z) - \log |L| -
 __all__ = ["DEFAULTS", "Density", "fit_density"]
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -19,9 +19,10 @@ from numpy.typing import ArrayLike, NDArray
 from ..data.batches import step_generator
 from ..errors import UserError
 from .dependence import finite_rows, repetition
-from .estimators import METHODS, TEST, FitOptions, RatioFit, fit_ratio
+from .estimators import METHODS, TEST, RatioFit, fit_ratio
 from .methods import Options, settled
 from .normal_reference import (
+    OPTIONS,
     PROPOSED,
     draw_pairs_of,
     likelihood_or,
@@ -36,7 +37,7 @@ from .whitening import Whitening
 
 log = logging.getLogger(__name__)
 
-DEFAULTS = FitOptions(steps=1000, standardise="no", lr=1e-3)
+DEFAULTS = replace(OPTIONS, steps=1000)
 # The parts of the rows that select the step and that measure the likelihood.
 HELD_OUT = 0.1
 

@@ -33,6 +33,7 @@ from .estimators import TEST, FitOptions, RatioFit, fit_ratio
 from .methods import METHODS
 from .mixtures import GaussianMixture
 from .normal_reference import (
+    OPTIONS,
     draw_pairs_of,
     likelihood_or,
     log_density,
@@ -45,7 +46,6 @@ from .reports import Row, refuse_unknown
 from .tabular import load_table, table_names
 from .whitening import Parts
 
-OPTIONS = FitOptions(steps=600, standardise="no", lr=1e-3)
 FULL = replace(OPTIONS, steps=40_000, batch_size=9600, features=256, depth=5)
 EVALUATIONS = (10, 50)
 NAMES = ("os-dre-likelihood", "os-dre", "dre-inf", "d3re", "direct-likelihood")
