@@ -14,10 +14,13 @@ control times the bare backbone against itself: its interval says what the measu
   pass of the same images in the same precision.
 - `batch`: the folded ratio's time an image, against that of the smallest batch.
 - `pixels`: its time a pixel, against that of 32x32 images.
+- `memory`: the most that is allocated at once beside weights and input, which has no interval.
 """
 
 import argparse
+import json
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,6 +30,7 @@ import bench_tables
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 from tqdm import tqdm
 
 from ood_osdre.baselines import TimeConditionedRatio, TimeConditionedResNet
@@ -44,7 +48,7 @@ from ood_osdre.training import Trainer
 
 RESULTS = Path(__file__).parent / "results" / "latency"
 
-PARTS = ["scoring", "precision", "training", "batch", "pixels"]
+PARTS = ["scoring", "precision", "training", "batch", "pixels", "memory"]
 
 Forward = Callable[[Tensor], Tensor]
 M = TypeVar("M", bound=nn.Module)
@@ -80,6 +84,25 @@ def interval(values: np.ndarray, rng: np.random.Generator) -> tuple[float, float
     return float(low), float(high)
 
 
+def peak_memory(forward: Forward, x: Tensor) -> int:
+    r"""Returns the most bytes that a forward pass holds at once, beside what there was before."""
+    with torch.inference_mode():
+        forward(x)  # whatever is allocated once
+        if x.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            forward(x)
+            return torch.cuda.max_memory_allocated() - before
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+            forward(x)
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(trace))
+        events = json.loads(trace.read_text())["traceEvents"]
+    changes = sorted((e["ts"], e["args"]["Bytes"]) for e in events if e["name"] == "[memory]")
+    return int(np.cumsum([size for _, size in changes]).max())
+
+
 Results = dict[str, tuple[float, float, float]]
 
 
@@ -99,18 +122,12 @@ class Bench:
 
     def scoring(self) -> Results:
         r"""Times ratios and rivals against the bare backbone."""
-        args, features = self.args, self.backbone.features
         comparisons: dict[str, tuple[Forward, int]] = {"A/A control: backbone": (self.backbone, 1)}
-        for size in args.sizes:
-            network = CoefficientNetwork(self.backbone, features, size, cells=False)
-            torch.nn.init.normal_(network.head.weight, std=0.01)
-            ratio = self._placed(OneStepRatio(network, RBFBasis(size=size)))
-            comparisons[f"log-ratio, K = {size}"] = ratio.log_ratio, 1
-        comparisons["log-ratio, folded"] = self._placed(ratio.fold()).log_ratio, 1
-        network_of_time = self._placed(TimeConditionedResNet(args.width))
-        for n in args.nfe:
-            rival = TimeConditionedRatio(network_of_time, n)
-            comparisons[f"time-conditioned rival, NFE = {n}"] = rival.log_ratio, n
+        for size in self.args.sizes:
+            comparisons[f"log-ratio, K = {size}"] = self._unfolded(size).log_ratio, 1
+        comparisons["log-ratio, folded"] = self._folded().log_ratio, 1
+        for n in self.args.nfe:
+            comparisons[f"time-conditioned rival, NFE = {n}"] = self._rival(n).log_ratio, n
         with torch.inference_mode():
             return {
                 name: self._ratio(forward, self.backbone, cost)
@@ -185,17 +202,16 @@ class Bench:
                 results[name] = share * m, share * low, share * high
         return results
 
-    def memory(self) -> dict[str, float]:
-        r"""Returns the peak memory of scoring one batch, over the bare backbone's (CUDA only)."""
-        peaks = {}
-        for name, forward in (("backbone", self.backbone), ("folded", self._folded().log_ratio)):
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
-            before = torch.cuda.memory_allocated()
-            with torch.inference_mode():
-                forward(self.x)
-            peaks[name] = torch.cuda.max_memory_allocated() - before
-        return {"peak activation memory, folded": peaks["folded"] / peaks["backbone"]}
+    def memory(self) -> Results:
+        r"""Compares what scoring one batch allocates with what the bare backbone does."""
+        bare = peak_memory(self.backbone, self.x)
+        ratio, rival = self._unfolded(max(self.args.sizes)), self._rival(max(self.args.nfe))
+        shares = {
+            f"memory, log-ratio, K = {max(self.args.sizes)}": ratio.log_ratio,
+            "memory, log-ratio, folded": self._folded().log_ratio,
+            f"memory, time-conditioned rival, NFE = {max(self.args.nfe)}": rival.log_ratio,
+        }
+        return {name: (peak_memory(f, self.x) / bare,) * 3 for name, f in shares.items()}
 
     def _ratio(self, ours: Forward, bare: Forward, cost: int = 1) -> tuple[float, float, float]:
         r"""Returns the median ratio and its interval; a costly call is timed less often."""
@@ -204,9 +220,17 @@ class Bench:
         ratios = paired_ratios(ours, bare, self.x, pairs, self.rng)
         return float(np.median(ratios)), *interval(ratios, self.rng)
 
+    def _unfolded(self, size: int) -> OneStepRatio:
+        network = CoefficientNetwork(self.backbone, self.backbone.features, size, cells=False)
+        torch.nn.init.normal_(network.head.weight, std=0.01)
+        return self._placed(OneStepRatio(network, RBFBasis(size=size)))
+
     def _folded(self) -> FoldedRatio:
-        network = CoefficientNetwork(self.backbone, self.backbone.features, 16, cells=False)
-        return self._placed(OneStepRatio(network, RBFBasis(size=16)).fold())
+        return self._placed(self._unfolded(16).fold())
+
+    def _rival(self, evaluations: int) -> TimeConditionedRatio:
+        network = TimeConditionedResNet(self.args.width)
+        return TimeConditionedRatio(self._placed(network), evaluations)
 
     def _placed(self, module: M) -> M:
         return module.to(self.device).to(memory_format=torch.channels_last).eval()
@@ -237,9 +261,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         if part == "precision" and args.device == "cpu":
             continue
         results |= getattr(bench, part)()
-    if args.device != "cpu":
-        peak = bench.memory()
-        results |= {name: (value, value, value) for name, value in peak.items()}
     print(bench_tables.latency(results))
     settings = {k: v for k, v in vars(args).items() if k != "out"}
     RunRecord(
