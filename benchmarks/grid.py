@@ -119,6 +119,9 @@ def _run(
     scratch = args.scratch / args.out.name / slug(name) / f"seed-{seed}"
     label = f"{name}, seed {seed}"
     overrides = [f"training.seed={seed}", f"title={name}", *method.overrides]
+    # A figure needs the scores of one seed.
+    unwanted = {"scores.npz"} if seed != args.first_seed else set()
+    files = [file for file in args.keep if file not in unwanted]
     if (kept / "run.json").is_file():
         if other := _difference(kept, args, overrides):
             return f"{label}: {kept} holds another run ({other}); choose another --out"
@@ -135,9 +138,7 @@ def _run(
         ]  # fmt: skip
         if failure := _command(command, args):
             return f"{label}: {failure}"
-        # A figure needs the scores of one seed.
-        unwanted = {"scores.npz"} if seed != args.first_seed else set()
-        _keep(scratch, kept, [file for file in args.keep if file not in unwanted])
+        _keep(scratch, kept, files)
     for variant, options in method.variants.items():
         if variant in args.without or (kept / slug(variant) / "run.json").is_file():
             continue
@@ -150,7 +151,7 @@ def _run(
         ]  # fmt: skip
         if failure := _command(command, args):
             return f"{label}, {variant}: {failure}"
-        _keep(again, kept / slug(variant), args.keep)
+        _keep(again, kept / slug(variant), files)
     return None
 
 

@@ -97,6 +97,27 @@ def test_a_variant_whose_model_is_gone_is_told(
     assert grid.run_grid(methods, arguments(tmp_path, "--only", "a", "--without", "NFE 5")) == 0
 
 
+def test_scores_are_kept_of_the_first_seed_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import grid
+
+    def run(command: list[str], _: argparse.Namespace) -> None:
+        out = Path(command[command.index("--out") + 1])
+        out.mkdir(parents=True)
+        for file in ("run.json", "metrics.csv", "scores.npz"):
+            (out / file).write_text("{}")
+
+    monkeypatch.setattr(grid, "_command", run)
+    args = arguments(tmp_path, "--only", "a", "--seeds", "2", "--first-seed", "3")
+    args.keep = ["run.json", "metrics.csv", "scores.npz"]
+    assert grid.run_grid({"a": grid.Method([], {"NFE 5": []})}, args) == 0
+
+    kept = {str(file.parent.relative_to(args.out)) for file in args.out.rglob("scores.npz")}
+    assert kept == {"a/seed-3", "a/seed-3/NFE_5"}
+    assert len(list(args.out.rglob("run.json"))) == 4
+
+
 def test_confirmation_takes_one_candidate(capsys: pytest.CaptureFixture[str]) -> None:
     import path_terms
 
