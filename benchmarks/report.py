@@ -119,6 +119,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "study": lambda: study("study"),
     "finalists": lambda: study("finalists", **{"finalists/default": "end-point + class + broad"}),
     "cifar10-pack": lambda: run_table("cifar10_pack_cpu"),
+    "cifar10-pack-long": lambda: run_table("cifar10_pack_long"),
     "compare-ratio": lambda: compared("ratio"),
     "compare-paper-style": lambda: compared("paper-style"),
     "compare-class": lambda: compared("class"),
