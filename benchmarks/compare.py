@@ -4,8 +4,9 @@ r"""Every estimator that the paper compares, and the yardsticks, on equal data, 
 
 Trains every method of `methods.py`, skipping what is done, and keeps each run under
 `--out`/METHOD/seed-N, with tables in Markdown, LaTeX and CSV, quality against network evaluations
-and the densities of the scores. On one idle CPU core a run of `cifar10_cpu` takes 3 to 8 minutes
-at 1,500 steps, most for the time-conditioned ones. Give it from the top of the clone.
+and the densities of the scores. On one CPU core a run of `cifar10_cpu` takes 3 to 14 minutes at
+1,500 steps, most for the time-conditioned ones, which then take about 10 seconds an evaluation to
+score: 35 minutes at 200. The U-Net takes an hour or more. Give it from the top of the clone.
 """
 
 import argparse

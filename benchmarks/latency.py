@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
@@ -228,9 +229,12 @@ class Bench:
     def _folded(self) -> FoldedRatio:
         return self._placed(self._unfolded(16).fold())
 
+    @cached_property
+    def _network_of_time(self) -> TimeConditionedResNet:
+        return self._placed(TimeConditionedResNet(self.args.width))
+
     def _rival(self, evaluations: int) -> TimeConditionedRatio:
-        network = TimeConditionedResNet(self.args.width)
-        return TimeConditionedRatio(self._placed(network), evaluations)
+        return TimeConditionedRatio(self._network_of_time, evaluations)
 
     def _placed(self, module: M) -> M:
         return module.to(self.device).to(memory_format=torch.channels_last).eval()
