@@ -5,8 +5,9 @@ r"""What does score matching along the path add to a ratio that is supervised at
     python benchmarks/path_terms.py few --data-root DIR --only "NAME OF A CANDIDATE"
     python benchmarks/path_terms.py mixed --data-root DIR --only "NAME OF A CANDIDATE"
     python benchmarks/path_terms.py finalists --data-root DIR --only "NAME OF A CANDIDATE"
+    python benchmarks/path_terms.py scarce --data-root DIR --only "NAME OF A CANDIDATE"
 
-The protocol, fixed before the first run but for what is said of a second round:
+The protocol, fixed before the first run but for what is said of a second round and of `scarce`:
 
 - The base is the shipped default (end-point + class + broad). A candidate is the base and one
   thing more, with the same seed, data, network and number of steps.
@@ -21,6 +22,8 @@ The protocol, fixed before the first run but for what is said of a second round:
   30 % are ID images, for the best of the first round, whether or not `confirm` found anything.
 - `finalists` does the same with five times the steps of `confirm` and five more seeds, for
   whichever candidate `confirm` left with the largest mean difference: a quarter of an hour a run.
+- `scarce` was added, before its first run, because 2,000 images cost the base nothing: `few` with
+  250 images of each set and five more seeds.
 - Everything is decided on validation. Test sets are scored, as the main command does, and not
   looked at; the table has no column for them.
 
@@ -85,6 +88,7 @@ STAGES: dict[str, tuple[range, int, list[str]]] = {
     "few": (range(10, 15), 600, ["data.train_limit=2000"]),
     "mixed": (range(10, 15), 600, ["data.mixture=0.3"]),
     "finalists": (range(20, 25), 5000, []),
+    "scarce": (range(30, 35), 600, ["data.train_limit=250"]),
 }
 
 # Validation numbers: their names in the records, and the factor to what is shown.
