@@ -19,10 +19,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-import pandas as pd
-from comparison import markdown_rows
-from grid import Method, add_arguments, record_of, run_grid, slug
+from grid import Method, add_arguments, run_grid, slug
+from runs import markdown_rows, mean_deviation, runs_of
+
+from ood_osdre.errors import exit_status
 
 RESULTS = Path(__file__).parent / "results" / "ablations"
 
@@ -100,25 +100,11 @@ def table(folder: Path) -> str:
     """
     rows = []
     for name in METHODS:
-        records = sorted((folder / slug(name)).glob("seed-*/run.json"))
-        runs = [_read(record.parent) for record in records]
-        if runs:
-            frame = pd.DataFrame(runs)
-            rows.append([name, str(len(frame)), *(_text(frame[c]) for c in frame.columns)])
+        if runs := runs_of(folder / slug(name)):
+            columns = [[run.validation(key) for run in runs] for key in COLUMNS.values()]
+            columns += [[run.metric(key) for run in runs] for key in ("nearood", "farood")]
+            rows.append([name, str(len(runs)), *(mean_deviation(c, digits=2) for c in columns)])
     return markdown_rows(["change", "seeds", *COLUMNS, "near (test)", "far (test)"], rows)
-
-
-def _read(run: Path) -> dict[str, float]:
-    best = record_of(run)["validation"]["best"]
-    metrics = pd.read_csv(run / "metrics.csv").set_index("set")["AUROC"]
-    values = {title: 100 * best[key] for title, key in COLUMNS.items()}
-    return values | {"near": metrics["nearood"], "far": metrics["farood"]}
-
-
-def _text(values: "pd.Series[float]") -> str:
-    if len(values) == 1:
-        return f"{values.iloc[0]:.2f}"
-    return f"{values.mean():.2f} ± {np.std(values, ddof=1):.2f}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -129,6 +115,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_arguments(parser, list(METHODS), RESULTS)
     parser.set_defaults(id="digits", benchmark="digits", config="digits", steps=600, seeds=1)
     args = parser.parse_args(argv)
+    return exit_status(lambda: run(args))
+
+
+def run(args: argparse.Namespace) -> int:
+    r"""Runs what is not done yet and prints the table of what is."""
     status = run_grid({name: Method(options) for name, options in METHODS.items()}, args)
     print(table(args.out))
     return status

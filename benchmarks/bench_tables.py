@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from comparison import markdown_rows
+from runs import markdown_rows
 
 from ood_osdre.scores import Scores
 from ood_osdre.tables import MetricsTable
@@ -46,9 +46,13 @@ def run(record: Mapping[str, Any], scores: Scores, title: str) -> str:
     ).to_markdown()
 
 
-def latency(results: Mapping[str, Sequence[float]]) -> str:
-    r"""Returns times over those of the bare backbone, with their intervals."""
-    rows = [[k, f"{m:.4f}", f"[{a:.4f}, {b:.4f}]"] for k, (m, a, b) in results.items()]
+def latency(results: Mapping[str, Sequence[float | None]]) -> str:
+    r"""Returns times over those of the bare backbone, with the intervals of what has one."""
+    rows = [
+        # In older records, what is counted has an interval of no length.
+        [k, f"{m:.4f}", "-" if a == b else f"[{a:.4f}, {b:.4f}]"]
+        for k, (m, a, b) in results.items()
+    ]
     return markdown_rows(["what", "over the bare backbone's", "95 % interval"], rows)
 
 
@@ -66,27 +70,38 @@ def throughput(results: Mapping[str, Any]) -> str:
 
 
 def gradient_snr(results: Mapping[str, Mapping[str, Any]]) -> str:
-    r"""Returns the signal-to-noise ratios of one sample's gradient."""
+    r"""Returns the signal-to-noise ratios of one sample's gradient, medians over seeds."""
     rows = [
-        [
-            row["model"],
-            row["loss"],
-            str(row["points"]),
-            f"{row['snr']:.1e} ± {row['snr_error']:.0e}",
-            f"{row['samples_for_snr_1']:.1e}",
-            f"{row['direct_snr']:.1e} ± {row['direct_snr_error']:.0e}",
-        ]
-        for row in results.values()
+        [row["model"], row["loss"], str(row["points"]), *_snr(row)] for row in results.values()
     ]
     header = ["model", "loss", "points a sample", "SNR a sample", "samples for SNR 1"]
     return markdown_rows([*header, "direct SNR"], rows)
 
 
+def _snr(row: Mapping[str, Any]) -> list[str]:
+    if "snr_error" in row:  # a record of one seed, with errors over its samples alone
+        return [
+            f"{row['snr']:.1e} ± {row['snr_error']:.0e}",
+            f"{row['samples_for_snr_1']:.1e}",
+            f"{row['direct_snr']:.1e} ± {row['direct_snr_error']:.0e}",
+        ]
+    snr, direct = np.median(row["snr"]), np.median(row["direct_snr"])
+    return [
+        f"{snr:.1e} ({min(row['snr']):.1e} to {max(row['snr']):.1e})",
+        f"{1 / snr:.1e}" if snr > 0 else "-",
+        # Noise alone gives about one over the samples, of either sign.
+        f"{direct:.1e}" if direct > 10 / row["samples"] else "-",
+    ]
+
+
 def int8(results: Mapping[str, Any]) -> str:
-    r"""Returns AUROCs in single precision and in eight bits."""
+    r"""Returns AUROCs, and the accuracy if there is one, in single precision and in eight bits."""
     rows = [
         [name, f"{a:.2f}", f"{b:.2f}", f"{c:+.2f}"] for name, (a, b, c) in results["auroc"].items()
     ]
+    if "accuracy" in results:
+        a, b = results["accuracy"]
+        rows.append(["ID accuracy", f"{a:.2f}", f"{b:.2f}", f"{b - a:+.2f}"])
     return markdown_rows(["set", "AUROC, float32", "AUROC, int8", "change"], rows)
 
 

@@ -18,6 +18,8 @@ from comparison import write
 from grid import add_arguments, run_grid
 from methods import METHODS
 
+from ood_osdre.errors import exit_status
+
 RESULTS = Path(__file__).parent / "results" / "compare"
 
 
@@ -27,11 +29,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add_arguments(parser, list(METHODS), RESULTS)
-    parser.set_defaults(keep=["run.json", "metrics.csv", "scores.npz"])
+    parser.set_defaults(keep=["metrics.csv", "scores.npz"])
     parser.add_argument("--group", choices=["ratio", "paper-style", "class"], help="only these")
     args = parser.parse_args(argv)
     if args.group:
         args.only = [name for name in args.only if METHODS[name].group == args.group]
+        if not args.only:
+            parser.error(f"no method of --only is of the group {args.group}")
+    return exit_status(lambda: run(args))
+
+
+def run(args: argparse.Namespace) -> int:
+    r"""Runs what is not done yet, and writes tables and figures of what is."""
     status = run_grid(METHODS, args)
     write(args.out)
     return status

@@ -4,16 +4,15 @@ A comparison is a folder METHOD/seed-N of `run.json` and `metrics.csv`, with a m
 folders below. Nothing here trains or scores.
 """
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import matplotlib
-import numpy as np
 import pandas as pd
-from grid import record_of, slug
+from grid import slug
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from methods import METHODS
+from runs import Run, markdown_rows, mean_deviation, read_run
 
 from ood_osdre.files import atomic_path, write_text_atomic
 from ood_osdre.plots import STROKES, STYLE, density_grid
@@ -31,79 +30,89 @@ SHOWN = [
 def collect(folder: Path) -> pd.DataFrame:
     r"""Returns one row for each method, variant and seed, in percent and seconds.
 
+    Validation, by which the checkpoint was selected, is that of the method's own score; a variant
+    has none.
+
     Arguments:
         folder: The folder of the comparison.
+
+    Raises:
+        UserError: If a run is damaged.
     """
     rows = []
     for name, method in METHODS.items():
-        for run in sorted((folder / slug(name)).glob("seed-*")):
-            own = _read(run)
+        for run in sorted(path.parent for path in (folder / slug(name)).glob("seed-*/run.json")):
+            own = read_run(run)
             # Of a solver every row says its number of evaluations.
             solver = any(variant.startswith("NFE") for variant in method.variants)
-            variant = f"NFE {own['evaluations']:.0f}" if solver else ""
-            rows.append({"method": name, "variant": variant, "group": method.group, **own})
-            for variant in method.variants:
-                if (again := run / slug(variant)).is_dir():
-                    row = {"method": name, "variant": variant, "group": method.group}
-                    rows.append(row | _read(again) | {"val AUROC": rows[-1]["val AUROC"]})
+            variant = f"NFE {_evaluations(own):.0f}" if solver else ""
+            scored = [(variant, own)] + [
+                (variant, read_run(run / slug(variant)))
+                for variant in method.variants
+                if (run / slug(variant) / "run.json").is_file()
+            ]
+            for variant, again in sorted(scored, key=lambda pair: _evaluations(pair[1])):
+                row = {"method": name, "variant": variant, "group": method.group}
+                rows.append(row | _values(again))
     return pd.DataFrame(rows)
 
 
-def _read(run: Path) -> dict[str, float]:
-    record = record_of(run)
-    best = record["validation"].get("best", {})
-    table = pd.read_csv(run / "metrics.csv").set_index("set")
-    values = {"seed": record["seed"], "val AUROC": 100 * best.get("val_auroc", np.nan)}
+def _evaluations(run: Run) -> float:
+    r"""Returns how many times the network was evaluated for an image."""
+    config = run.record["config"]
+    if config.get("estimator") != "time_conditioned":
+        return 1.0
+    asked = config["evaluation"]["evaluations"]
+    return float(run.record.get("results", {}).get("evaluations", asked))
+
+
+def _values(run: Run) -> dict[str, float]:
+    values = {"seed": float(run.seed), "val AUROC": run.validation("val_auroc")}
     for row, title in MEANS.items():
-        values |= {f"{title} {metric}": float(table.loc[row, metric]) for metric in METRICS}
-    ends = table.loc[table["role"] == "id"].iloc[0]
+        values |= {f"{title} {metric}": run.metric(row, metric) for metric in METRICS}
+    ends = run.metrics.loc[run.metrics["role"] == "id"].iloc[0]
     values["parameters"] = float(ends["parameters"])
     values["seconds"] = float(ends["seconds"])
-    asked = record["config"]["evaluation"]["evaluations"]
-    values["evaluations"] = float(record.get("results", {}).get("evaluations", asked))
+    values["evaluations"] = _evaluations(run)
     return values
 
 
 def summary(frame: pd.DataFrame, group: str) -> pd.DataFrame:
     r"""Returns the table of a group: a row for each method, best validation first.
 
+    A method's variants follow it.
+
     Arguments:
         frame: The rows of :func:`collect`.
         group: The group.
 
     Returns:
-        Texts: the mean over seeds, and the standard deviation where there are several.
+        Texts: the mean over seeds, and the standard deviation where there are several; of the
+        seconds the least, which a busy machine lengthens least.
     """
     frame = frame[frame["group"] == group]
-    titles = frame["method"] + np.where(frame["variant"] == "", "", ", " + frame["variant"])
-    grouped = frame.assign(method=titles).groupby("method", sort=False)
-    order = grouped["val AUROC"].mean().sort_values(ascending=False, kind="stable").index
-    rows = [
-        {"method": title, "seeds": str(len(runs)), **{c: _text(c, runs[c]) for c in SHOWN}}
-        for title in order
-        if (runs := grouped.get_group(title)) is not None
-    ]
+    order = frame.groupby("method")["val AUROC"].mean().sort_values(ascending=False, kind="stable")
+    rows = []
+    for method in order.index:
+        own = frame[frame["method"] == method]
+        for variant, runs in own.groupby("variant", sort=False):
+            title = f"{method}, {variant}" if variant else method
+            cells = {column: _text(column, runs[column]) for column in SHOWN}
+            rows.append({"method": title, "seeds": str(len(runs)), **cells})
     return pd.DataFrame(rows)
 
 
 def _text(column: str, values: pd.Series) -> str:
     if column == "parameters":
         return f"{values.iloc[0]:,.0f}"
-    mean = values.mean()
-    if np.isnan(mean):
-        return "-"
-    return f"{mean:.1f}" if len(values) == 1 else f"{mean:.1f} ± {values.std(ddof=1):.1f}"
+    if column == "seconds":
+        return f"{values.min():.1f}"
+    return mean_deviation(values.tolist())
 
 
 def markdown(table: pd.DataFrame) -> str:
     r"""Returns a table in Markdown."""
     return markdown_rows(list(table.columns), table.to_numpy().tolist())
-
-
-def markdown_rows(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    r"""Returns a table in Markdown, its first column to the left and the others to the right."""
-    rule = [":--", *["--:"] * (len(header) - 1)]
-    return "".join(f"| {' | '.join(row)} |\n" for row in (header, rule, *rows))
 
 
 def latex(table: pd.DataFrame) -> str:
@@ -132,7 +141,8 @@ def latex(table: pd.DataFrame) -> str:
 def nfe_plot(frame: pd.DataFrame, path: Path) -> None:
     r"""Draws quality against network evaluations and against seconds.
 
-    The solver-based rivals are curves, the one-step and direct ratios of the same group points.
+    Fixed rules of the solver-based rivals are curves, their adaptive solver a diamond, the one-step
+    and direct ratios of the same group points at one evaluation.
 
     Arguments:
         frame: The rows of :func:`collect`.
@@ -140,41 +150,57 @@ def nfe_plot(frame: pd.DataFrame, path: Path) -> None:
     """
     frame = frame[frame["group"] == "ratio"]
     solvers = [name for name in frame["method"].unique() if METHODS[name].variants]
-    axes_of: list[tuple[str, str, Callable[[pd.DataFrame], pd.Series]]] = [
-        ("evaluations", "network evaluations an image", lambda f: f["evaluations"]),
-        ("seconds", "seconds to score the test sets", lambda f: f["seconds"]),
-    ]
+    marks = []  # rows, marker, dashes, colour, label
+    for i, name in enumerate(solvers):
+        own, (color, dashes) = frame[frame["method"] == name], STROKES[i]
+        fixed = own["variant"].str.startswith("NFE")
+        marks.append((own[fixed], "o", dashes, color, name))
+        if not fixed.all():
+            marks.append((own[~fixed], "D", "none", color, f"{name}, adaptive"))
+    others = frame[~frame["method"].isin(solvers)].groupby("method", sort=False)
+    for i, (name, runs) in enumerate(others):
+        marker = "*" if str(name).startswith("OS-DRE") else "x"
+        marks.append((runs, marker, "none", STROKES[i % len(STROKES)][0], str(name)))
+    labels = {
+        "evaluations": "network evaluations an image",
+        "seconds": "least seconds to score the test sets",
+    }
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(8.4, 6.2), layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.subplots(2, 2, sharex="col")
         for row, metric in zip(axes, ("near AUROC", "far AUROC"), strict=True):
-            for ax, (_, label, x) in zip(row, axes_of, strict=True):
-                for i, name in enumerate(solvers):
-                    runs = (
-                        frame[frame["method"] == name]
-                        .groupby("evaluations")
-                        .mean(numeric_only=True)
-                        .reset_index()
-                    )
-                    color, dashes = STROKES[i]
-                    ax.plot(x(runs), runs[metric], "o", color=color, ls=dashes, label=name)
-                others = frame[~frame["method"].isin(solvers)].assign(evaluations=1.0)
-                for i, (name, runs) in enumerate(others.groupby("method", sort=False)):
-                    ours = str(name).startswith("OS-DRE")
-                    ax.plot(
-                        x(runs).mean(), runs[metric].mean(), "*" if ours else "x",
-                        color=STROKES[i % len(STROKES)][0], label=str(name),
-                    )  # fmt: skip
+            for ax, (column, label) in zip(row, labels.items(), strict=True):
+                for runs, marker, dashes, color, title in marks:
+                    variants = runs.groupby("variant", sort=False)
+                    x = variants[column].min()
+                    y = variants[metric].mean()
+                    ax.plot(x, y, marker=marker, ls=dashes, color=color, label=title)
                 ax.set_xscale("log")
                 ax.xaxis.set_major_formatter("{x:g}")
                 ax.set_ylabel(f"{metric} (%)")
                 if metric == "far AUROC":
                     ax.set_xlabel(label)
-        handles, labels = axes[0, 0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=3)
+        handles, titles = axes[0, 0].get_legend_handles_labels()
+        figure.legend(handles, titles, loc="outside lower center", ncols=3)
         with atomic_path(path) as temporary:
             figure.savefig(temporary, dpi=120)
+
+
+def densities(folder: Path, path: Path) -> None:
+    r"""Draws the densities of the scores of every method, of the first seed that is kept.
+
+    Arguments:
+        folder: The folder of the comparison.
+        path: The image to write.
+    """
+    scored = {
+        name: read_scores(files[0])
+        for name in METHODS
+        if (files := sorted((folder / slug(name)).glob("seed-*/scores.npz")))
+    }
+    if scored:
+        density_grid(path, scored)
 
 
 def write(folder: Path) -> None:
@@ -189,10 +215,4 @@ def write(folder: Path) -> None:
         text = "\n".join(f"{render(table)}" for table in tables.values())
         write_text_atomic(folder / f"table.{kind}", text)
     nfe_plot(frame, folder / "nfe.png")
-    scored = {
-        name: read_scores(path)
-        for name in METHODS
-        if (path := folder / slug(name) / "seed-0" / "scores.npz").is_file()
-    }
-    if scored:
-        density_grid(folder / "densities.png", scored)
+    densities(folder, folder / "densities.png")

@@ -2,9 +2,9 @@ r"""A grid of runs of the main command, methods by seeds, that can be interrupte
 
 Each run trains in a folder of its own under `--scratch`, from where an interrupted one goes on;
 what is kept of a finished one, its record and its metrics, goes to `--out`/METHOD/seed-N. What is
-there already is skipped if it is the same run, of the same data, options and steps, and an error
-if it is another. A method's variants score the same trained model in other ways, without training
-it again.
+there already is skipped if it is the same run, of the same options and steps, and an error if it is
+another; so is a run on other data than what is kept of the other methods. A method's variants score
+the same trained model in other ways, without training it again.
 """
 
 import argparse
@@ -21,15 +21,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from runs import record_of
 from tqdm import tqdm
 
 from ood_osdre.commands import eval_ood
+from ood_osdre.commands.eval_ood import positive
+from ood_osdre.errors import UserError
+from ood_osdre.files import atomic_path
 
 # Of a method's name, what a folder's should not hold.
 REPLACED = (
     (" + ", "-"), (", ", "-"), (": ", "-"), (" = ", "_"), (" ", "_"), ("/", "_"), ("(", ""), (")", ""), ("∞", "inf"), ("³", "3"),
 )  # fmt: skip
-UNFINISHED = 3  # the main command's status for a run that its time budget stopped
+KEPT = ("metrics.csv", "metrics.md", "scores.npz", "score_density.png", "log.jsonl")
 
 
 @dataclass(frozen=True)
@@ -45,12 +49,6 @@ class Method:
     overrides: Sequence[str]
     variants: Mapping[str, Sequence[str]] = field(default_factory=dict)
     group: str = ""
-
-
-def record_of(run: Path) -> dict[str, Any]:
-    r"""Returns the record in a folder."""
-    record: dict[str, Any] = json.loads((run / "run.json").read_text())
-    return record
 
 
 def slug(name: str) -> str:
@@ -77,18 +75,18 @@ def add_arguments(
     add("--config", default="cifar10_cpu")
     add("--data-root", type=Path, default=Path("data"))
     if not protocol:
-        add("--seeds", type=int, default=3)
+        add("--seeds", type=positive, default=3)
         add("--first-seed", type=int, default=0)
-        add("--steps", type=int, default=1500)
-    add("--only", nargs="*", choices=methods, default=methods, metavar="NAME")
+        add("--steps", type=positive, default=1500)
+    add("--only", nargs="+", choices=methods, default=methods, metavar="NAME")
     add("--without", nargs="*", default=[], metavar="VARIANT", help="variants to leave out")
-    add("--jobs", type=int, default=2, help="runs side by side")
-    add("--threads", type=int, default=1, help="threads of each run on a CPU")
+    add("--jobs", type=positive, default=2, help="runs side by side")
+    add("--threads", type=positive, default=1, help="threads of each run on a CPU")
     add("--device", default="cpu")
     add("--budget", type=float, metavar="S", help="start or continue no training after S seconds")
     add("--out", type=Path, default=out)
     add("--scratch", type=Path, default=Path("runs"))
-    add("--keep", nargs="*", default=["run.json", "metrics.csv"], metavar="FILE")
+    add("--keep", nargs="+", choices=KEPT, default=["metrics.csv"], help="beside the record")
 
 
 def run_grid(methods: Mapping[str, Method], args: argparse.Namespace) -> int:
@@ -97,7 +95,14 @@ def run_grid(methods: Mapping[str, Method], args: argparse.Namespace) -> int:
     Arguments:
         methods: The methods by name.
         args: The options of :func:`add_arguments`.
+
+    Raises:
+        UserError: If nothing can be kept in `--out`.
     """
+    try:
+        args.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{args.out}: cannot be made a folder: {error.strerror}.") from None
     seeds = range(args.first_seed, args.first_seed + args.seeds)
     grid = [(name, seed) for seed, name in itertools.product(seeds, args.only)]
     deadline = None if args.budget is None else time.monotonic() + args.budget
@@ -115,49 +120,55 @@ def _run(
     name: str, method: Method, seed: int, args: argparse.Namespace, deadline: float | None
 ) -> str | None:
     r"""Trains and evaluates one method; returns what went wrong, if anything did."""
+    label = f"{name}, seed {seed}"
+    left = None if deadline is None else deadline - time.monotonic()
     kept = args.out / slug(name) / f"seed-{seed}"
     scratch = args.scratch / args.out.name / slug(name) / f"seed-{seed}"
-    label = f"{name}, seed {seed}"
     overrides = [f"training.seed={seed}", f"title={name}", *method.overrides]
     # A figure needs the scores of one seed.
     unwanted = {"scores.npz"} if seed != args.first_seed else set()
     files = [file for file in args.keep if file not in unwanted]
-    if (kept / "run.json").is_file():
-        if other := _difference(kept, args, overrides):
-            return f"{label}: {kept} holds another run ({other}); choose another --out"
-    else:
-        left = None if deadline is None else deadline - time.monotonic()
-        if left is not None and left <= 0:
-            return f"not started: {label}"
-        command = [
-            "--id", args.id, "--benchmark", args.benchmark, "--config", args.config,
-            "--data-root", str(args.data_root), "--out", str(scratch), "--resume",
-            "--max-steps", str(args.steps),
-            *([] if left is None else ["--time-budget", f"{left:.0f}"]),
-            *overrides,
-        ]  # fmt: skip
-        if failure := _command(command, args):
-            return f"{label}: {failure}"
-        _keep(scratch, kept, files)
-    for variant, options in method.variants.items():
-        if variant in args.without or (kept / slug(variant) / "run.json").is_file():
-            continue
-        if not scratch.is_dir():
-            return f"{label}, {variant}: {scratch} is gone; remove {kept} to train it again"
-        again = scratch / slug(variant)
-        command = [
-            "--checkpoint", str(scratch), "--data-root", str(args.data_root), "--out", str(again),
-            *options,
-        ]  # fmt: skip
-        if failure := _command(command, args):
-            return f"{label}, {variant}: {failure}"
-        _keep(again, kept / slug(variant), files)
+    try:
+        if not _is_done(kept, args, overrides):
+            if left is not None and left <= 0:
+                return f"not started: {label}"
+            _command(
+                ["--id", args.id, "--benchmark", args.benchmark, "--config", args.config,
+                 "--data-root", str(args.data_root), "--out", str(scratch), "--resume",
+                 "--max-steps", str(args.steps),
+                 *([] if left is None else ["--time-budget", f"{left:.0f}"]), *overrides],
+                args,
+            )  # fmt: skip
+            _keep(scratch, kept, files, args.out)
+        for variant, options in method.variants.items():
+            label = f"{name}, seed {seed}, {variant}"
+            again, place = scratch / slug(variant), kept / slug(variant)
+            if variant in args.without or _is_done(place, args, [*overrides, *options]):
+                continue
+            if not (scratch / "run.json").is_file() or record_of(scratch) != record_of(kept):
+                raise UserError(
+                    f"{scratch}: does not hold the model of {kept}; remove that to train again."
+                )
+            _command(
+                ["--checkpoint", str(scratch), "--data-root", str(args.data_root),
+                 "--out", str(again), *options],
+                args,
+            )  # fmt: skip
+            _keep(again, place, files, args.out)
+    except UserError as error:
+        return f"{label}: {error}"
     return None
 
 
-def _difference(run: Path, args: argparse.Namespace, overrides: Sequence[str]) -> str:
-    r"""Returns where a kept run differs from the one that is asked for, if it does."""
-    then = record_of(run)
+def _is_done(kept: Path, args: argparse.Namespace, overrides: Sequence[str]) -> bool:
+    r"""Returns whether a run is kept already.
+
+    Raises:
+        UserError: If another run is.
+    """
+    if not (kept / "run.json").is_file():
+        return False
+    then = record_of(kept)
     given = ["--id", args.id, "--benchmark", args.benchmark, "--max-steps", str(args.steps)]
     parsed = eval_ood.parser().parse_intermixed_args([*given, *overrides])
     config = eval_ood.read_config(parsed, args.config)
@@ -165,7 +176,10 @@ def _difference(run: Path, args: argparse.Namespace, overrides: Sequence[str]) -
     wanted = {"benchmark": args.benchmark, **_flat(json.loads(json.dumps(config.to_dict())))}
     # An option that is newer than the record is not held against it.
     differing = [k for k in found.keys() & wanted.keys() if found[k] != wanted[k]]
-    return ", ".join(f"{k} {found[k]}, not {wanted[k]}" for k in sorted(differing)[:3])
+    if differing:
+        which = ", ".join(f"{k} {found[k]}, not {wanted[k]}" for k in sorted(differing)[:3])
+        raise UserError(f"{kept}: holds another run ({which}); choose another --out.")
+    return True
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -179,21 +193,33 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _command(options: Sequence[str], args: argparse.Namespace) -> str | None:
-    r"""Gives the main command; returns its last word if it failed."""
+def _command(options: Sequence[str], args: argparse.Namespace) -> None:
+    r"""Gives the main command.
+
+    Raises:
+        UserError: With its last word, if it failed.
+    """
     command = [sys.executable, "benchmarks/eval_ood.py", "--quiet", "--device", args.device]
     environment = {**os.environ, "OMP_NUM_THREADS": str(args.threads)}
     done = subprocess.run(
         [*command, *options], env=environment, capture_output=True, text=True, check=False
     )
-    if not done.returncode:
-        return None
-    last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-    return last if done.returncode == UNFINISHED else f"failed: {last}"
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        unfinished = done.returncode == eval_ood.UNFINISHED
+        raise UserError(last if unfinished else f"failed: {last}")
 
 
-def _keep(source: Path, target: Path, files: Sequence[str]) -> None:
-    r"""Copies what is kept; the record last, as it says that the rest is there."""
-    target.mkdir(parents=True, exist_ok=True)
-    for file in sorted(files, key=lambda name: name == "run.json"):
-        shutil.copy(source / file, target / file)
+def _keep(source: Path, target: Path, files: Sequence[str], out: Path) -> None:
+    r"""Copies what is kept; the record last, as it says that the rest is there.
+
+    Raises:
+        UserError: If the run is of other data than what is kept already, or cannot be written.
+    """
+    checksums = record_of(source)["data"]["checksums"]
+    for other in sorted(out.glob("*/seed-*/run.json"))[:1]:
+        if record_of(other.parent)["data"]["checksums"] != checksums:
+            raise UserError(f"{source}: other data than {other.parent}; choose another --out.")
+    for file in [*files, "run.json"]:
+        with atomic_path(target / file) as temporary:
+            shutil.copyfile(source / file, temporary)

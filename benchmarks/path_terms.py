@@ -35,13 +35,15 @@ skipped.
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from comparison import markdown_rows
-from grid import Method, add_arguments, record_of, run_grid, slug
+from grid import Method, add_arguments, run_grid, slug
+from runs import markdown_rows, runs_of
 from scipy import stats
+
+from ood_osdre.errors import exit_status
 
 RESULTS = Path(__file__).parent / "results" / "path_terms"
 
@@ -91,24 +93,21 @@ STAGES: dict[str, tuple[range, int, list[str]]] = {
     "scarce": (range(30, 35), 600, ["data.train_limit=250"]),
 }
 
-# Validation numbers: their names in the records, and the factor to what is shown.
+# Validation numbers: their names in the records.
 COLUMNS = {
-    "val AUROC": ("val_auroc", 100),
-    "near": ("val_near", 100),
-    "far": ("val_far", 100),
-    "log E_0[r]": ("val_log_mass_0", 1),
-    "log E_1[1/r]": ("val_log_mass_1", 1),
-    "posterior error": ("val_posterior_error", 100),
+    "val AUROC": "val_auroc",
+    "near": "val_near",
+    "far": "val_far",
+    "log E_0[r]": "val_log_mass_0",
+    "log E_1[1/r]": "val_log_mass_1",
+    "posterior error": "val_posterior_error",
 }
 
 
-def read(folder: Path, name: str) -> dict[int, dict[str, float]]:
-    r"""Returns the validation numbers of a method's runs by seed."""
-    runs = {}
-    for file in (folder / slug(name)).glob("seed-*/run.json"):
-        record = record_of(file.parent)
-        runs[record["seed"]] = record["validation"]["best"]
-    return runs
+def read(folder: Path, name: str) -> dict[int, list[float]]:
+    r"""Returns the validation numbers of a method's runs, as :data:`COLUMNS` has them, by seed."""
+    runs = runs_of(folder / slug(name))
+    return {run.seed: [run.validation(key) for key in COLUMNS.values()] for run in runs}
 
 
 def paired(values: Sequence[float]) -> str:
@@ -129,23 +128,14 @@ def table(folder: Path) -> str:
     base = read(folder, BASE)
     rows = []
     if base:
-        means = [np.mean([scale * run[key] for run in base.values()]) for key, scale in _columns()]
+        means = np.mean(list(base.values()), axis=0)
         rows.append([BASE, str(len(base)), *(f"{mean:.2f}" for mean in means)])
     for name in CANDIDATES:
         runs = read(folder, name)
-        seeds = sorted(base.keys() & runs.keys())
-        if not seeds:
-            continue
-        cells = [
-            paired([scale * (runs[seed][key] - base[seed][key]) for seed in seeds])
-            for key, scale in _columns()
-        ]
-        rows.append([name, str(len(seeds)), *cells])
+        if seeds := sorted(base.keys() & runs.keys()):
+            differences = np.array([np.subtract(runs[seed], base[seed]) for seed in seeds])
+            rows.append([name, str(len(seeds)), *(paired(d.tolist()) for d in differences.T)])
     return markdown_rows(["method", "seeds", *COLUMNS], rows)
-
-
-def _columns() -> list[tuple[str, int]]:
-    return list(COLUMNS.values())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -162,7 +152,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.first_seed, args.seeds = seeds.start, len(seeds)
     args.out = args.out / args.stage
     args.only = list(dict.fromkeys([BASE, *args.only]))
-    status = run_grid({name: Method([*o, *further]) for name, o in METHODS.items()}, args)
+    methods = {name: Method([*o, *further]) for name, o in METHODS.items()}
+    return exit_status(lambda: run(methods, args))
+
+
+def run(methods: Mapping[str, Method], args: argparse.Namespace) -> int:
+    r"""Runs what is not done yet and prints the table of what is."""
+    status = run_grid(methods, args)
     print(table(args.out))
     return status
 

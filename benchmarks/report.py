@@ -1,29 +1,32 @@
-r"""Writes the tables of RESULTS.md and README.md from the committed run records.
+r"""Writes the tables and figures of the pages from the committed run records.
 
     python benchmarks/report.py          rewrites them
     python benchmarks/report.py --check  fails if one does not match (CI runs this)
 
-A page holds `<!-- table: NAME -->` and `<!-- end -->`; what stands between is generated.
+A page holds `<!-- table: NAME -->` and `<!-- end -->`; what stands between is generated. The
+figures are those of `figures.py`.
 """
 
 import argparse
-import csv
 import re
+import shutil
 import sys
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import ablations
 import bench_tables
 import comparison
-import numpy as np
+import figures
 import path_terms
+import study
 import task_tables
-from grid import record_of
-from scipy import stats
+from runs import read_run, record_of
 
-from ood_osdre.errors import UserError, one_line
+from ood_osdre.errors import UserError, exit_status, one_line
 from ood_osdre.files import write_text_atomic
 from ood_osdre.scores import read_scores
 
@@ -34,62 +37,8 @@ PAGES = (
     *(HERE.parent / name for name in ("README.md", "docs/density.md", "docs/divergences.md")),
 )
 BLOCK = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-
-
-def read_run(folder: Path) -> dict[str, float]:
-    r"""Returns the validation and test AUROCs of a run, in percent, and its seconds."""
-    record = record_of(folder)
-    values = {k: 100 * v for k, v in record["validation"]["best"].items() if k.startswith("val_")}
-    values["minutes"] = record["train_seconds"] / 60
-    with open(folder / "metrics.csv", newline="") as file:
-        for row in csv.DictReader(file):
-            if row["AUROC"]:
-                values[row["set"]] = float(row["AUROC"])
-                values[f"{row['set']} FPR"] = float(row["FPR@95"])
-    return values
-
-
-def mean_interval(values: Sequence[float]) -> str:
-    r"""Returns a mean with the half-width of its 95 % t-interval, from three values on.
-
-    With two values the half-width is nine times their standard deviation, and says nothing.
-    """
-    mean, n = float(np.mean(values)), len(values)
-    if n < 3:
-        return f"{mean:.1f}"
-    half = stats.t.ppf(0.975, n - 1) * np.std(values, ddof=1) / np.sqrt(n)
-    return f"{mean:.1f} ± {half:.1f}"
-
-
-def study(name: str, **others: str) -> str:
-    r"""Returns the table of a study: methods by validation AUROC, best first.
-
-    Arguments:
-        name: The folder of the study.
-        others: Further runs, by the folder they are in, under the title to give them.
-    """
-    columns = {
-        "val AUROC": "val_auroc",
-        "val near": "val_near",
-        "val far": "val_far",
-        "near (test)": "nearood",
-        "far (test)": "farood",
-        "mnist": "mnist",
-        "fashion_mnist": "fashion_mnist",
-    }
-    methods = {title: [read_run(RESULTS / folder)] for folder, title in others.items()}
-    for folder in sorted((RESULTS / name).iterdir()):
-        runs = sorted(folder.glob("seed-*"))
-        if runs:
-            title = record_of(runs[0])["config"]["title"]
-            methods[title] = [read_run(run) for run in runs]
-    order = sorted(methods, key=lambda m: -np.mean([r["val_auroc"] for r in methods[m]]))
-    rows = [
-        [m, str(len(methods[m]))]
-        + [mean_interval([run[key] for run in methods[m]]) for key in columns.values()]
-        for m in order
-    ]
-    return comparison.markdown_rows(["method", "seeds", *columns], rows)
+# Whatever somebody may have meant as the start of a table.
+MARK = re.compile(r"<!--\s*(table|end)\b", re.IGNORECASE)
 
 
 def run_table(name: str) -> str:
@@ -110,14 +59,20 @@ def compared(group: str) -> str:
     return comparison.markdown(comparison.summary(comparison.collect(RESULTS / "compare"), group))
 
 
+def finalists() -> str:
+    r"""Returns the table of the longer runs."""
+    default = {"end-point + class + broad": read_run(RESULTS / "finalists" / "default")}
+    return study.table(RESULTS / "finalists", default)
+
+
 def paths(stage: str) -> str:
     r"""Returns the table of a stage of the question what path terms add."""
     return path_terms.table(path_terms.RESULTS / stage)
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "study": lambda: study("study"),
-    "finalists": lambda: study("finalists", **{"finalists/default": "end-point + class + broad"}),
+    "study": lambda: study.table(study.RESULTS),
+    "finalists": finalists,
     "cifar10-pack": lambda: run_table("cifar10_pack_cpu"),
     "cifar10-pack-long": lambda: run_table("cifar10_pack_long"),
     "compare-ratio": lambda: compared("ratio"),
@@ -164,19 +119,76 @@ def render(page: str) -> str:
     Raises:
         UserError: If a table is not known, not closed, or cannot be made from its record.
     """
-    if page.count("<!-- table:") != page.count("<!-- end -->"):
-        raise UserError("a table is not closed, expected <!-- end --> after each")
+    if len(MARK.findall(page)) != 2 * len(BLOCK.findall(page)):
+        raise UserError(
+            "a table is not closed or misspelt, expected <!-- table: NAME --> and <!-- end -->"
+        )
     return BLOCK.sub(lambda m: f"{m[1]}{_table(m['name'])}{m[3]}", page)
 
 
 def _table(name: str) -> str:
     if name not in TABLES:
         raise UserError(f"{name}: no such table, expected one of {', '.join(TABLES)}")
-    try:
+    with _told(name):
         return TABLES[name]()
-    # What reading a record raises that is absent, cut short, or another benchmark's.
-    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+
+
+@contextmanager
+def _told(name: str) -> Iterator[None]:
+    r"""Tells what cannot be made, whatever a damaged record, or another benchmark's, raises."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{name}: {error}") from None
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, StopIteration) as error:
         raise UserError(f"{name}: {type(error).__name__}: {one_line(error, 200)}") from error
+
+
+def check_pages(change: bool) -> int:
+    r"""Compares the pages with the records; returns how many differ.
+
+    Arguments:
+        change: Whether to write those that do.
+    """
+    differing = 0
+    for path in PAGES:
+        with _told(path.name):
+            old = path.read_text()
+            new = render(old)
+        if new != old:
+            differing += 1
+            if change:
+                write_text_atomic(path, new)
+            _tell(path.name, "a table", change)
+    return differing
+
+
+def check_figures(change: bool) -> int:
+    r"""Compares the figures with the records; returns how many differ.
+
+    Arguments:
+        change: Whether to write those that do.
+    """
+    differing = 0
+    with tempfile.TemporaryDirectory() as folder:
+        drawn = Path(folder) / "drawn.png"
+        for name in figures.FIGURES:
+            with _told(name):
+                figures.draw(name, drawn)
+                same = figures.alike(drawn, RESULTS / name)
+            if not same:
+                differing += 1
+                if change:
+                    shutil.copyfile(drawn, RESULTS / name)
+                _tell(name, "the figure", change)
+    return differing
+
+
+def _tell(name: str, what: str, change: bool) -> None:
+    if change:
+        print(f"{name}: rewritten")
+    else:
+        print(f"{name}: {what} does not match the run records", file=sys.stderr)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -189,23 +201,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     args = parser.parse_args(argv)
 
-    status = 0
-    for path in PAGES:
-        old = path.read_text()
-        try:
-            new = render(old)
-        except UserError as error:
-            print(f"{path.name}: a table cannot be made: {error}", file=sys.stderr)
-            return 1
-        if new == old:
-            continue
-        if args.check:
-            print(f"{path.name}: a table does not match the run records", file=sys.stderr)
-            status = 1
-        else:
-            write_text_atomic(path, new)
-            print(f"{path.name}: rewritten")
-    return status
+    return exit_status(lambda: run(change=not args.check))
+
+
+def run(change: bool) -> int:
+    r"""Rewrites or checks pages and figures."""
+    differing = check_pages(change) + check_figures(change)
+    return 1 if differing and not change else 0
 
 
 if __name__ == "__main__":

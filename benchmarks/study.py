@@ -12,10 +12,14 @@ made by *validation* AUROC; `python benchmarks/report.py` writes the tables.
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 from grid import Method, add_arguments, run_grid
+from runs import Run, markdown_rows, mean_deviation, runs_of
+
+from ood_osdre.errors import exit_status
 
 RESULTS = Path(__file__).parent / "results" / "study"
 
@@ -60,6 +64,38 @@ METHODS: dict[str, list[str]] = {
     ],
 }  # fmt: skip
 
+# Of the table: what is chosen by, and what of the test sets is shown.
+VALIDATION = {"val AUROC": "val_auroc", "val near": "val_near", "val far": "val_far"}
+TEST = {"near (test)": "nearood", "far (test)": "farood", "mnist": "mnist"}
+TEST["fashion_mnist"] = "fashion_mnist"
+
+
+def table(folder: Path, others: Mapping[str, Run] | None = None) -> str:
+    r"""Returns the table of a study: methods by validation AUROC, best first.
+
+    Arguments:
+        folder: The folder of the study.
+        others: Further runs by the title to give them.
+    """
+    methods = {title: [run] for title, run in (others or {}).items()}
+    for method in sorted(folder.iterdir()):
+        if runs := runs_of(method):
+            methods[runs[0].record["config"]["title"]] = runs
+    rows = [
+        [
+            title,
+            str(len(runs)),
+            *(mean_deviation([r.validation(key) for r in runs]) for key in VALIDATION.values()),
+            *(mean_deviation([r.metric(key) for r in runs]) for key in TEST.values()),
+        ]
+        for title, runs in sorted(methods.items(), key=lambda item: -_validation(item[1]))
+    ]
+    return markdown_rows(["method", "seeds", *VALIDATION, *TEST], rows)
+
+
+def _validation(runs: Sequence[Run]) -> float:
+    return float(np.mean([run.validation("val_auroc") for run in runs]))
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     r"""Runs the study, seed by seed."""
@@ -68,7 +104,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     add_arguments(parser, list(METHODS), RESULTS)
     args = parser.parse_args(argv)
-    return run_grid({name: Method(overrides) for name, overrides in METHODS.items()}, args)
+    methods = {name: Method(overrides) for name, overrides in METHODS.items()}
+    return exit_status(lambda: run_grid(methods, args))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
-from comparison import markdown_rows
+from runs import markdown_rows
 
 RESULTS = Path(__file__).parent / "results" / "tasks"
 
@@ -104,20 +104,20 @@ def divergences(file: str) -> str:
 
 
 def lags(file: str) -> str:
-    r"""Returns how many steps of a stream each method was in time for, and its mean lag in those.
+    r"""Returns how many steps of a stream each method was in time for, and its mean lag.
 
-    Of all steps but the first, where nothing has moved yet.
+    Of all steps but the first, where nothing has moved yet. A step that it was not in time for
+    counts as one.
     """
     frame = _read(file)
     frame = frame[frame["step"] > 0]
-    frame = frame.assign(method=_titles(frame), timely=frame["lag"] <= 1)
+    frame = frame.assign(method=_titles(frame))
     rows = []
     for method, group in frame.groupby("method", sort=False):
         cells = []
         for _, own in group.groupby("task", sort=False):
-            timely = own[own["timely"]]
-            share = f"{len(timely)} of {len(own)}"
-            cells.append(share + (f", {timely['lag'].mean():.2f}" if len(timely) else ""))
+            lag = own["lag"].clip(upper=1).fillna(1).mean()
+            cells.append(f"{(own['lag'] <= 1).sum()} of {len(own)}, {lag:.2f}")
         rows.append([str(method), *cells])
     return markdown_rows(["method", *frame["task"].unique()], rows)
 

@@ -2,6 +2,7 @@ r"""The grids of runs and their tables: what is skipped, what fails, and what th
 
 import argparse
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def test_a_run_that_fails_is_told_and_leaves_nothing(
     message = capsys.readouterr().err
     assert "a, seed 0: failed: error: " in message
     assert "no_such_key" in message
-    assert not (tmp_path / "out").exists()
+    assert not list((tmp_path / "out").iterdir())
 
 
 def test_another_run_is_not_taken_for_done(
@@ -82,40 +83,143 @@ def test_another_run_is_not_taken_for_done(
     assert "data.train_limit 50, not 60" in capsys.readouterr().err
 
 
-def test_a_variant_whose_model_is_gone_is_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def run_quickly(command: list[str], args: argparse.Namespace) -> None:
+    r"""Stands in for the main command: writes the files of a run of its options."""
+    from ood_osdre.commands import eval_ood
+
+    out = Path(command[command.index("--out") + 1])
+    out.mkdir(parents=True)
+    parsed = eval_ood.parser().parse_intermixed_args(command)
+    if "--checkpoint" in command:
+        trained = json.loads((parsed.checkpoint / "run.json").read_text())["config"]
+        config = eval_ood.override_config(trained, parsed.overrides).to_dict()
+    else:
+        config = eval_ood.read_config(parsed, args.config).to_dict()
+    data = {"checksums": {"id": getattr(args, "checksum", "a")}}
+    record = {"benchmark": "digits", "config": config, "data": data}
+    (out / "run.json").write_text(json.dumps(record))
+    for file in ("metrics.csv", "scores.npz"):
+        (out / file).write_text("")
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    import grid
+
+    monkeypatch.setattr(grid, "_command", run_quickly)
+
+
+def with_variants() -> dict[str, Any]:
+    import grid
+
+    variants = {f"NFE {n}": [f"evaluation.evaluations={n}"] for n in (2, 5)}
+    return {name: grid.Method([], variants) for name in ("a", "b")}
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_variant_needs_the_model_that_is_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import grid
 
-    monkeypatch.setattr(grid, "_difference", lambda *_: "")
+    args = arguments(tmp_path, "--only", "a", "--without", "NFE 2", "NFE 5")
+    assert grid.run_grid(with_variants(), args) == 0
+    scratch = tmp_path / "scratch" / "out" / "a" / "seed-0"
+    whole = (scratch / "run.json").read_text()
+    args.without = []
+    for text in (None, whole.replace('"a"', '"b"')):
+        (scratch / "run.json").unlink(missing_ok=True)
+        if text:
+            (scratch / "run.json").write_text(text)
+        assert grid.run_grid(with_variants(), args) == 1
+        assert "a, seed 0, NFE 2: " in capsys.readouterr().err
+    (scratch / "run.json").write_text(whole)
+    assert grid.run_grid(with_variants(), args) == 0
+
+
+@pytest.mark.usefixtures("quick")
+def test_another_variant_is_not_taken_for_done(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import grid
+
+    args = arguments(tmp_path, "--only", "a")
+    assert grid.run_grid(with_variants(), args) == 0
+    assert grid.run_grid(with_variants(), args) == 0
+    kept = tmp_path / "out" / "a" / "seed-0"
+    shutil.copy(kept / "NFE_5" / "run.json", kept / "NFE_2" / "run.json")
+    assert grid.run_grid(with_variants(), args) == 1
+    assert "evaluation.evaluations 5, not 2" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("quick")
+def test_runs_of_other_data_are_not_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import grid
+
+    assert grid.run_grid(with_variants(), arguments(tmp_path, "--only", "a")) == 0
+    args = arguments(tmp_path, "--only", "b")
+    args.checksum = "another"
+    assert grid.run_grid(with_variants(), args) == 1
+    assert "other data than" in capsys.readouterr().err
+    assert not (tmp_path / "out" / "b").exists()
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_run_that_cannot_be_written_is_not_kept_half(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import grid
+
+    def full(source: Path, target: Path) -> None:
+        Path(target).write_text("{")
+        raise OSError(28, "No space left on device")
+
+    args = arguments(tmp_path, "--only", "a")
+    with monkeypatch.context() as patch:
+        patch.setattr(grid.shutil, "copyfile", full)
+        assert grid.run_grid(with_variants(), args) == 1
+    assert "No space left on device" in capsys.readouterr().err
+    assert not list((tmp_path / "out").rglob("*.json"))
+    shutil.rmtree(tmp_path / "scratch")
+    assert grid.run_grid(with_variants(), args) == 0
+
+
+def test_a_damaged_record_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import grid
+
     kept = tmp_path / "out" / "a" / "seed-0"
     kept.mkdir(parents=True)
-    (kept / "run.json").write_text("{}")
-    methods = {"a": grid.Method([], {"NFE 5": ["evaluation.evaluations=5"]})}
-    assert grid.run_grid(methods, arguments(tmp_path, "--only", "a")) == 1
-    assert "a, seed 0, NFE 5: " in capsys.readouterr().err
-    assert grid.run_grid(methods, arguments(tmp_path, "--only", "a", "--without", "NFE 5")) == 0
+    (kept / "run.json").write_text("")
+    assert grid.run_grid({"a": grid.Method([])}, arguments(tmp_path, "--only", "a")) == 1
+    assert "run.json: not a run record" in capsys.readouterr().err
 
 
-def test_scores_are_kept_of_the_first_seed_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "given",
+    [("--jobs", "0"), ("--seeds", "0"), ("--steps", "-1"), ("--threads", "0"), ("--only",),
+     ("--keep", "nothere")],
+)  # fmt: skip
+def test_options_without_a_meaning_are_refused(
+    given: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    with pytest.raises(SystemExit):
+        arguments(tmp_path, *given)
+    assert f"argument {given[0]}: " in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("quick")
+def test_scores_are_kept_of_the_first_seed_alone(tmp_path: Path) -> None:
     import grid
 
-    def run(command: list[str], _: argparse.Namespace) -> None:
-        out = Path(command[command.index("--out") + 1])
-        out.mkdir(parents=True)
-        for file in ("run.json", "metrics.csv", "scores.npz"):
-            (out / file).write_text("{}")
-
-    monkeypatch.setattr(grid, "_command", run)
     args = arguments(tmp_path, "--only", "a", "--seeds", "2", "--first-seed", "3")
-    args.keep = ["run.json", "metrics.csv", "scores.npz"]
-    assert grid.run_grid({"a": grid.Method([], {"NFE 5": []})}, args) == 0
+    args.keep = ["metrics.csv", "scores.npz"]
+    assert grid.run_grid(with_variants(), args) == 0
 
     kept = {str(file.parent.relative_to(args.out)) for file in args.out.rglob("scores.npz")}
-    assert kept == {"a/seed-3", "a/seed-3/NFE_5"}
-    assert len(list(args.out.rglob("run.json"))) == 4
+    assert kept == {"a/seed-3", "a/seed-3/NFE_2", "a/seed-3/NFE_5"}
+    assert len(list(args.out.rglob("run.json"))) == 6
 
 
 def test_confirmation_takes_one_candidate(capsys: pytest.CaptureFixture[str]) -> None:
@@ -154,6 +258,7 @@ def test_every_method_has_a_valid_configuration() -> None:
     import ablations
     import methods
     import path_terms
+    import study
 
     from ood_osdre.config import load_config
 
@@ -163,6 +268,8 @@ def test_every_method_has_a_valid_configuration() -> None:
             load_config("cifar10_cpu", [*method.overrides, *overrides])
     for options in ablations.METHODS.values():
         load_config("digits", options)
+    for options in study.METHODS.values():
+        load_config("cifar10_cpu", options)
     for _, _, further in path_terms.STAGES.values():
         for options in path_terms.METHODS.values():
             load_config("cifar10_cpu", [*options, *further])
@@ -205,6 +312,30 @@ def test_a_comparison_shows_means_and_deviations_best_validation_first(tmp_path:
     assert (tmp_path / "nfe.png").is_file()
 
 
+def test_a_solvers_rows_have_their_evaluations_and_no_validation_of_their_own(
+    tmp_path: Path,
+) -> None:
+    import comparison
+
+    run = tmp_path / "DRE-inf" / "seed-0"
+    for folder, evaluations in ((run, 10), (run / "NFE_2", 2), (run / "adaptive", 23.5)):
+        config = {"estimator": "time_conditioned", "evaluation": {"evaluations": 10}}
+        write_run(folder, 0, config, **({"val_auroc": 0.6} if folder == run else {}))
+        record = json.loads((folder / "run.json").read_text())
+        record["results"] = {"evaluations": evaluations}
+        (folder / "run.json").write_text(json.dumps(record))
+    write_run(tmp_path / "Logistic" / "seed-0", 0, {"estimator": "direct"}, val_auroc=0.5)
+
+    frame = comparison.collect(tmp_path)
+    assert frame.set_index("variant")["evaluations"].to_dict() == {
+        "": 1.0, "NFE 2": 2.0, "NFE 10": 10.0, "adaptive": 23.5,
+    }  # fmt: skip
+    table = comparison.summary(frame, "ratio").set_index("method")
+    assert table["val AUROC"].to_dict() == {
+        "DRE-∞, NFE 2": "-", "DRE-∞, NFE 10": "60.0", "DRE-∞, adaptive": "-", "Logistic": "50.0",
+    }  # fmt: skip
+
+
 def test_paired_differences_carry_a_t_interval(tmp_path: Path) -> None:
     import path_terms
 
@@ -221,7 +352,7 @@ def test_path_terms_compares_equal_seeds_only(tmp_path: Path) -> None:
     import path_terms
 
     names = list(path_terms.CANDIDATES)
-    best = {key: 0.5 for key, _ in path_terms.COLUMNS.values()}
+    best = {key: 0.5 for key in path_terms.COLUMNS.values()}
     for seed in range(3):
         write_run(tmp_path / "base" / f"seed-{seed}", seed, {}, **best)
     slug = path_terms.slug(names[0])

@@ -1,5 +1,7 @@
 r"""The report: every page's tables match the records, and what is wrong is told."""
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("benchmarks")
 def test_pages_match_their_records() -> None:
     import report
 
-    assert report.main(["--check"]) == 0
+    assert report.check_pages(change=False) == 0
 
 
 def test_a_changed_number_fails_the_check(
@@ -26,6 +28,7 @@ def test_a_changed_number_fails_the_check(
     path = tmp_path / "page.md"
     path.write_text(f"{block.replace('95.27', '95.28')}<!-- end -->\n")
     monkeypatch.setattr(report, "PAGES", (path,))
+    monkeypatch.setattr(report.figures, "FIGURES", {})
     assert report.main(["--check"]) == 1
     assert report.main([]) == 0
     assert path.read_text() == f"{block}<!-- end -->\n"
@@ -36,6 +39,9 @@ def test_a_changed_number_fails_the_check(
     [
         ("<!-- table: int8 -->\n", "not closed"),
         ("<!-- table: no-such -->\n<!-- end -->\n", "no such table"),
+        ("<!-- table:int8 -->\n<!-- end -->\n", "misspelt"),
+        ("<!-- table: int8 --> \n<!-- end -->\n", "misspelt"),
+        ("<!-- Table: int8 -->\n<!-- end -->\n", "misspelt"),
     ],
 )
 def test_a_page_that_cannot_be_made_is_told(page: str, message: str) -> None:
@@ -51,5 +57,53 @@ def test_a_record_cut_short_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "int8").mkdir()
     (tmp_path / "int8" / "run.json").write_text('{"results": {"auroc"')
     monkeypatch.setattr(report, "RESULTS", tmp_path)
-    with pytest.raises(UserError, match="int8: JSONDecodeError"):
+    with pytest.raises(UserError, match=r"int8: .*not a run record"):
         report.render("<!-- table: int8 -->\n<!-- end -->\n")
+
+
+def test_a_page_that_is_gone_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import report
+
+    monkeypatch.setattr(report, "PAGES", (tmp_path / "page.md",))
+    assert report.main(["--check"]) == 2
+    assert capsys.readouterr().err.startswith("error: page.md: FileNotFoundError")
+
+
+@pytest.mark.parametrize("results", [None, {}, {"metrics": {}}])
+def test_a_record_without_results_is_told(
+    results: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import report
+
+    (tmp_path / "feature_ratio").mkdir()
+    record = {"config": {}, "results": results}
+    (tmp_path / "feature_ratio" / "run.json").write_text(json.dumps(record))
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    with pytest.raises(UserError, match="feature-ratio: "):
+        report.render("<!-- table: feature-ratio -->\n<!-- end -->\n")
+
+
+def test_a_figure_of_other_scores_fails_the_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import figures
+    import report
+
+    from ood_osdre.scores import read_scores, write_scores
+
+    shutil.copytree(figures.RESULTS / "digits", tmp_path / "digits")
+    monkeypatch.setattr(figures, "RESULTS", tmp_path)
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    name = "digits/score_density.png"
+    monkeypatch.setattr(figures, "FIGURES", {name: figures.FIGURES[name]})
+    assert report.check_figures(change=False) == 0
+
+    scores = read_scores(tmp_path / "digits" / "scores.npz")
+    (own,) = scores.of("id").values()
+    own.score[:] += 1.0
+    write_scores(tmp_path / "digits" / "scores.npz", scores)
+    assert report.check_figures(change=False) == 1
+    assert report.check_figures(change=True) == 1
+    assert report.check_figures(change=False) == 0
