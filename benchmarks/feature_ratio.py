@@ -10,13 +10,15 @@ data alone, so the comparison says what the reference is worth, not which method
 import argparse
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import bench_tables
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from outputs import require_writable
 from torch import Tensor
 
 from ood_osdre.baselines import Classifier
@@ -31,11 +33,10 @@ from ood_osdre.feature_ratio import FeatureRatio, FeatureRatioOptions
 from ood_osdre.metrics import OODMetrics, ood_metrics
 from ood_osdre.plugin.openood import OSDRENet
 from ood_osdre.records import RunRecord
+from ood_osdre.tasks.reports import count
 
 RESULTS = Path(__file__).parent / "results" / "feature_ratio"
 BATCH = 500
-# As many nearest neighbours as OpenOOD takes by default, among this many ID training images.
-BANK = 10_000
 
 CLASSIFIER = [
     "estimator=classifier",
@@ -103,7 +104,9 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--data-root", type=Path, required=True)
     p.add_argument("--cache-dir", type=Path)
-    p.add_argument("--steps", type=int, default=1800, help="of the classifier (default: 1800)")
+    p.add_argument(
+        "--steps", type=count(1), default=1800, help="of the classifier (default: 1800)"
+    )
     p.add_argument("--classifier", type=Path, help="a run folder of it, to train none")
     p.add_argument("--out", type=Path, default=RESULTS)
     return p
@@ -117,19 +120,25 @@ def train_classifier(config: Config, data: BenchmarkData, folder: Path) -> tuple
     return OSDRENet.of(scorer), outcome.seconds
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     r"""Trains, fits, scores, and writes the table."""
-    args = parser().parse_args()
+    args = parser().parse_args(argv)
+    return exit_status(lambda: run(args))
+
+
+def run(args: argparse.Namespace) -> int:
+    r"""Trains, fits, scores, and writes the table."""
     steps = [f"training.{k}={args.steps}" for k in ("steps", "eval_every", "checkpoint_every")]
     config = load_config("cifar10_cpu", [*CLASSIFIER, *steps, "data.val_limit=500"])
     manifest = load_manifest("pack", "cifar10")
+    require_writable(args.out)
+    given = None if args.classifier is None else OSDRENet.load(args.classifier)
     data = load_benchmark(manifest, args.data_root, args.cache_dir)
     train_seconds = None
-    if args.classifier is None:
+    if given is None:
         net, train_seconds = train_classifier(config, data, args.out / "classifier")
     else:
-        net = OSDRENet.load(args.classifier)
-        config = net.config or config
+        net, config = given, given.config or config
     preprocess = Preprocess(manifest.mean, manifest.std)
     heads, seconds, id_features = fit_heads(net, data, preprocess)
 
@@ -137,8 +146,7 @@ def main() -> int:
         torch.nn.Identity(), net.feature_size, net.num_classes, neighbours=bench_tables.NEIGHBOURS
     )
     knn.class_head = net.get_fc_layer()
-    order = torch.randperm(len(id_features), generator=torch.Generator().manual_seed(0))
-    knn.fit(id_features[order[:BANK]].split(BATCH))
+    knn.fit(id_features.split(BATCH))
     with torch.no_grad():
         scored_id = Scored(net, data.id_test, preprocess)
         id_scores = scored_id.scores(knn, heads)
@@ -157,7 +165,12 @@ def main() -> int:
         },
     }
     RunRecord(
-        config=config.to_dict(),
+        config={
+            **replace(config, benchmark=manifest.name).to_dict(),
+            "neighbours": bench_tables.NEIGHBOURS,
+            "bank": len(id_features),
+            "heads": {name: asdict(head.options) for name, head in heads.items()},
+        },
         seed=config.training.seed,
         benchmark=manifest.name,
         device=device_name(torch.device("cpu")),
@@ -171,4 +184,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_status(main))
+    sys.exit(main())

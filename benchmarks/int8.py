@@ -4,16 +4,17 @@ r"""What static int8 quantisation of the exported scorer costs in AUROC and gain
 
 Exports the scorer of a run folder to ONNX, quantises weights and activations with onnxruntime,
 calibrated on ID *validation* images, and scores the test sets of the run's benchmark with both.
-Nothing is chosen by the result. The time is the median over interleaved batches. Needs the
+Nothing is chosen by the result. The time is that of a batch, in pairs (see `timing.py`). Needs the
 packages of the extra `export`.
 """
 
 import argparse
 import sys
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import bench_tables
 import numpy as np
@@ -26,18 +27,25 @@ from onnxruntime.quantization import (
     quantize_static,
 )
 from onnxruntime.quantization.shape_inference import quant_pre_process
+from outputs import require_writable
+from timing import time_over
 
 from ood_osdre.config import Config
-from ood_osdre.data import load_benchmark, load_manifest
+from ood_osdre.data import BenchmarkData, load_benchmark, load_manifest
+from ood_osdre.errors import UserError, exit_status
 from ood_osdre.experiment import load_scorer
 from ood_osdre.export import export_scorer
 from ood_osdre.metrics import ood_metrics
 from ood_osdre.records import RunRecord
+from ood_osdre.tasks.reports import count
 
 RESULTS = Path(__file__).parent / "results" / "int8"
-BATCH = 64
+BATCH, PAIRS, SEED = 64, 50, 0
+# The estimators that can be exported.
+EXPORTED = ("one_step", "direct")
 
 Images = NDArray[np.uint8]
+Results = dict[str, Any]
 
 
 class Calibration(CalibrationDataReader):
@@ -60,45 +68,91 @@ def session(path: Path) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(path, options)
 
 
-def score(model: onnxruntime.InferenceSession, images: Images) -> NDArray[np.float32]:
+class Predicted(NamedTuple):
+    r"""What a model says about a set of images.
+
+    Attributes:
+        scores: The log-ratios in nats, larger = more ID, with shape :math:`(N)`.
+        classes: The predicted classes, with shape :math:`(N)`; None without a class head.
+    """
+
+    scores: NDArray[np.float32]
+    classes: NDArray[np.int64] | None
+
+
+def predict(model: onnxruntime.InferenceSession, images: Images) -> Predicted:
     r"""Scores images in batches."""
-    parts = [
-        model.run(["log_ratio"], {"images": np.ascontiguousarray(images[i : i + BATCH])})[0]
+    names = [output.name for output in model.get_outputs()]
+    batches = [
+        model.run(names, {"images": np.ascontiguousarray(images[i : i + BATCH])})
         for i in range(0, len(images), BATCH)
     ]
-    return np.concatenate(parts)
+    outputs = [np.concatenate(parts) for parts in zip(*batches, strict=True)]
+    found = dict(zip(names, outputs, strict=True))
+    classes = found["logits"].argmax(axis=1) if "logits" in found else None
+    return Predicted(found["log_ratio"], classes)
 
 
-def time_ratio(
-    a: onnxruntime.InferenceSession, b: onnxruntime.InferenceSession, x: Images
-) -> float:
-    r"""Returns the median ratio of the times of two models on the same batch, in turn."""
-    ratios = []
-    for _ in range(50):
-        times = []
-        for model in (a, b):
-            started = time.perf_counter()
-            model.run(["log_ratio"], {"images": x})
-            times.append(time.perf_counter() - started)
-        ratios.append(times[0] / times[1])
-    return float(np.median(ratios[5:]))
+def evenly(images: Images, number: int) -> Images:
+    r"""Returns evenly spaced images, as lists are sorted by class; all, if there are fewer."""
+    chosen = np.linspace(0, len(images) - 1, min(number, len(images))).round().astype(int)
+    return images[chosen]
+
+
+def compare(models: Mapping[str, onnxruntime.InferenceSession], data: BenchmarkData) -> Results:
+    r"""Returns the AUROC of each set, and the ID accuracy if there are classes, in percent.
+
+    Arguments:
+        models: The model in single precision and the quantised one.
+        data: The benchmark.
+    """
+    on_id = [predict(model, data.id_test.images) for model in models.values()]
+    results: Results = {"auroc": {}}
+    for name, images in {**data.near, **data.far}.items():
+        a, b = (
+            100 * ood_metrics(known.scores, predict(model, images.images).scores).auroc
+            for known, model in zip(on_id, models.values(), strict=True)
+        )
+        results["auroc"][name] = a, b, b - a
+    right = [
+        100 * np.mean(p.classes == data.id_test.labels) for p in on_id if p.classes is not None
+    ]
+    return results | ({"accuracy": right} if right else {})
+
+
+def parser() -> argparse.ArgumentParser:
+    r"""Builds the parser of the command line."""
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    p.add_argument("checkpoint", type=Path)
+    p.add_argument("--data-root", type=Path, default=Path("data"))
+    p.add_argument("--calibration", type=count(1), default=512, help="number of images")
+    p.add_argument("--out", type=Path, default=RESULTS)
+    return p
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     r"""Quantises, scores with both, prints the table and writes it with its record."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("checkpoint", type=Path)
-    parser.add_argument("--data-root", type=Path, default=Path("data"))
-    parser.add_argument("--calibration", type=int, default=512)
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    args = parser.parse_args(argv)
+    args = parser().parse_args(argv)
+    return exit_status(lambda: run(args))
 
+
+def run(args: argparse.Namespace) -> int:
+    r"""Quantises, scores with both, prints the table and writes it with its record."""
+    if not args.checkpoint.is_dir():
+        raise UserError(f"{args.checkpoint}: no such folder, expected a run's.")
     scorer = load_scorer(args.checkpoint)
     config = Config.from_mapping(scorer.metadata["config"])
+    if config.estimator not in EXPORTED:
+        raise UserError(
+            f"{args.checkpoint}: holds a model of estimator {config.estimator}, "
+            f"expected {' or '.join(EXPORTED)}."
+        )
+    require_writable(args.out)
     manifest = load_manifest(config.benchmark, config.id)
     data = load_benchmark(manifest, args.data_root)
+    calibration = evenly(data.id_val.images, args.calibration)
     with tempfile.TemporaryDirectory() as folder:
         plain, ready, int8 = (Path(folder) / f"{n}.onnx" for n in ("plain", "ready", "int8"))
         export_scorer(scorer, plain)
@@ -106,32 +160,35 @@ def main(argv: Sequence[str] | None = None) -> int:
         quantize_static(
             ready,
             int8,
-            Calibration(data.id_val.images[: args.calibration]),
+            Calibration(calibration),
             quant_format=QuantFormat.QDQ,
             per_channel=True,
             activation_type=QuantType.QUInt8,
             weight_type=QuantType.QInt8,
         )
         models = {"float32": session(plain), "int8": session(int8)}
-        sizes = {"float32": plain.stat().st_size, "int8": int8.stat().st_size}
-        batch = np.ascontiguousarray(data.id_test.images[:BATCH])
-        speed = time_ratio(models["int8"], models["float32"], batch)
+        size = int8.stat().st_size / plain.stat().st_size
+    batch = np.ascontiguousarray(data.id_test.images[:BATCH])
+    plain_run, int8_run = (
+        partial(m.run, ["log_ratio"], {"images": batch}) for m in models.values()
+    )
+    speed, *ends = time_over(int8_run, plain_run, PAIRS, np.random.default_rng(SEED))
 
-        id_scores = {name: score(model, data.id_test.images) for name, model in models.items()}
-        rows = {}
-        for name, images in {**data.near, **data.far}.items():
-            values = [
-                100 * ood_metrics(id_scores[k], score(model, images.images)).auroc
-                for k, model in models.items()
-            ]
-            rows[name] = (values[0], values[1], values[1] - values[0])
-    ratios = {"time": speed, "size": sizes["int8"] / sizes["float32"]}
-    results = {"auroc": rows, "int8 over float32": ratios}
+    results = compare(models, data)
+    results["int8 over float32"] = {"time": speed, "interval": ends, "size": size}
     print(
-        f"{bench_tables.int8(results)}\nint8 over float32: time {speed:.2f}, file {ratios['size']:.2f}"
+        f"{bench_tables.int8(results)}\nint8 over float32: time {speed:.2f} "
+        f"[{ends[0]:.2f}, {ends[1]:.2f}], file {size:.2f}"
     )
     RunRecord(
-        config={"checkpoint": config.to_dict(), "calibration": args.calibration},
+        config={
+            "checkpoint": config.to_dict(),
+            "calibration": len(calibration),
+            "batch": BATCH,
+            "pairs": PAIRS,
+        },
+        seed=SEED,
+        benchmark=manifest.name,
         device="cpu (1 thread)",
         data={"checksums": data.checksums},
         results=results,

@@ -7,22 +7,28 @@ trained together, by the conditional form and by the sliced (Hutchinson) one. At
 path's distribution is a mixture of Gaussians, so that data score and log-ratio have closed forms.
 Prints the relative squared error of the data score at five times and how well the ratio fits,
 beside a ratio trained without a data score for as many steps; draws the scores as arrows.
+
+The ratio is judged as it is deployed, with averaged weights. The decoder, which no one deploys and
+the trainer does not average, is judged with those of the last step, its own and the encoder's.
 """
 
 import argparse
 import math
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import bench_tables
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from outputs import require_writable
 from torch import Tensor
 
 from ood_osdre.bases import RBFBasis
 from ood_osdre.data.batches import step_generator
+from ood_osdre.errors import exit_status
 from ood_osdre.files import atomic_path
 from ood_osdre.networks import MLP, CoefficientNetwork
 from ood_osdre.noises import DDBINoise
@@ -44,13 +50,17 @@ from ood_osdre.schedules import TrigonometricSchedule
 from ood_osdre.score_networks import VectorDecoder, inverse_noise
 from ood_osdre.sections import TrainingConfig
 from ood_osdre.tasks.mixtures import GaussianMixture
+from ood_osdre.tasks.reports import count
 from ood_osdre.training import Trainer
 
 RESULTS = Path(__file__).parent / "results" / "joint_score"
 
-PATH = GaussianPath(TrigonometricSchedule(), DDBINoise(0.05, 0.05))
+GAMMA2 = EPS = 0.05
+PATH = GaussianPath(TrigonometricSchedule(), DDBINoise(GAMMA2, EPS))
 TIMES = (0.1, 0.3, 0.5, 0.7, 0.9)
-BATCH, WIDTH = 512, 64
+BATCH, WIDTH, SIZE, SEED = 512, 64, 16, 0
+# The batch that the weights' moments are taken from, none that is trained on.
+MOMENTS_STEP = 10**6
 ANGLES = torch.arange(8) * math.pi / 4
 SPREAD = 0.5 / 1.414
 DATA = GaussianMixture(
@@ -77,20 +87,27 @@ def exact_score(x: Tensor, t: float) -> Tensor:
 
 def batches(step: int) -> Draw:
     r"""Returns the batch of a step."""
-    g = step_generator(0, 0, step, "cpu")
+    g = step_generator(SEED, 0, step, "cpu")
     x_0, noise, probe = torch.randn(3, BATCH, 2, generator=g)
     return Draw(
         x_0, DATA.sample(BATCH, g).float(), torch.rand(BATCH, generator=g), noise, probe=probe
     )
 
 
+def training(steps: int) -> TrainingConfig:
+    r"""Returns the options of training."""
+    return TrainingConfig(
+        steps=steps, batch_size=BATCH, lr=2e-3, warmup=50, ema=0.99, clip=10.0, amp="none"
+    )
+
+
 def fit(form: str, steps: int) -> tuple[OneStepRatio, VectorDecoder]:
     r"""Trains a ratio, and a decoder where the form has a data score."""
-    torch.manual_seed(0)
+    torch.manual_seed(SEED)
     encoder = MLP(2, WIDTH, depth=3)
-    ratio = OneStepRatio(CoefficientNetwork(encoder, WIDTH, 16), RBFBasis(size=16))
+    ratio = OneStepRatio(CoefficientNetwork(encoder, WIDTH, SIZE), RBFBasis(size=SIZE))
     decoder = VectorDecoder(encoder, 2, scale=inverse_noise(PATH))
-    draw = batches(10**6)
+    draw = batches(MOMENTS_STEP)
     conditional = InverseVarianceWeight(PATH, Moments.of(draw.x_0, draw.x_1))
     marginal_weight = NoiseVarianceWeight(PATH)
     terms: dict[str, Term] = {
@@ -99,11 +116,8 @@ def fit(form: str, steps: int) -> tuple[OneStepRatio, VectorDecoder]:
         "sliced": JointScoreMatching(PATH, decoder, marginal_weight),
         "time score alone": TimeScoreMatching(PATH, marginal_weight),
     }
-    options = TrainingConfig(
-        steps=steps, batch_size=BATCH, lr=2e-3, warmup=50, ema=0.99, clip=10.0, amp="none"
-    )
     objective = Objective({"loss": (1.0, terms[form])})
-    trainer = Trainer(ratio, objective, batches, options, select=None)
+    trainer = Trainer(ratio, objective, batches, training(steps), select=None)
     trainer.run()
     kept = trainer.kept
     assert isinstance(kept, OneStepRatio)
@@ -111,23 +125,29 @@ def fit(form: str, steps: int) -> tuple[OneStepRatio, VectorDecoder]:
 
 
 @torch.no_grad()
-def judge(ratio: OneStepRatio, decoder: VectorDecoder | None) -> dict[str, float]:
-    r"""Returns relative squared errors of the data score by time, and the fit of the log-ratio."""
-    g = torch.Generator().manual_seed(1)
+def score_errors(decoder: VectorDecoder, g: torch.Generator) -> dict[str, float]:
+    r"""Returns the relative squared errors of the data score by time."""
     found = {}
-    for t in TIMES if decoder is not None else ():
+    for t in TIMES:
         x = marginal(t).sample(4000, g).float()
         with torch.enable_grad():
             truth = exact_score(x, t)
-        assert decoder is not None
         error = decoder(x, torch.full((len(x),), t)) - truth
         found[f"data score, t = {t}"] = (error.square().sum() / truth.square().sum()).item()
+    return found
+
+
+@torch.no_grad()
+def ratio_errors(ratio: OneStepRatio, g: torch.Generator) -> dict[str, float]:
+    r"""Returns how well the log-ratio fits, on points of both ends."""
     x = torch.cat([marginal(t).sample(2000, g) for t in (0.0, 1.0)]).float()
     truth = marginal(1.0).log_density(x) - marginal(0.0).log_density(x)
     value = ratio.log_ratio(x)
-    found["ratio, correlation"] = torch.corrcoef(torch.stack([value, truth.float()]))[0, 1].item()
-    found["ratio, mean error (nats)"] = (value - truth).abs().mean().item()
-    return found
+    correlation = torch.corrcoef(torch.stack([value, truth.float()]))[0, 1]
+    return {
+        "ratio, correlation": correlation.item(),
+        "ratio, mean error (nats)": (value - truth).abs().mean().item(),
+    }
 
 
 def plot(path: Path, decoder: VectorDecoder, t: float = 0.7) -> None:
@@ -156,21 +176,36 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--steps", type=count(1), default=1500)
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args(argv)
+    return exit_status(lambda: run(args))
 
+
+def run(args: argparse.Namespace) -> int:
+    r"""Trains the four forms, prints the table and writes it with its record and figure."""
+    require_writable(args.out)
     results = {}
     for form in FORMS:
         ratio, decoder = fit(form, args.steps)
-        own = None if form.endswith("alone") else decoder
-        results[form] = judge(ratio, own)
+        g = torch.Generator().manual_seed(SEED + 1)
+        results[form] = {} if form.endswith("alone") else score_errors(decoder, g)
+        results[form] |= ratio_errors(ratio, g)
         if form == "conditional":
             plot(args.out / "data_score.png", decoder)
     print(bench_tables.joint_score(results))
-    RunRecord(config={"steps": args.steps}, seed=0, device="cpu", results=results).write(
-        args.out / "run.json"
-    )
+    RunRecord(
+        config={
+            "steps": args.steps,
+            "path": f"trigonometric; DDBI gamma2={GAMMA2} eps={EPS}",
+            "width": WIDTH,
+            "size": SIZE,
+            "training": asdict(training(args.steps)),
+        },
+        seed=SEED,
+        device="cpu",
+        results=results,
+    ).write(args.out / "run.json")
     return 0
 
 

@@ -1,11 +1,12 @@
 r"""The cost of the ratio over its backbone, of its rivals, and of a training step.
 
     python benchmarks/latency.py [--width 1.0] [--batch-size 32] [--pairs 200] [--device cpu]
+    python benchmarks/latency.py --parts training --out runs/latency-training
 
-Everything is timed against the bare backbone on the same batch. Each pair is timed back to back in
-a random order, so that a drift of the machine's speed cancels; a pair's ratio is ours over the
-bare backbone's. Printed are the median ratio over the pairs and its bootstrap interval. The A/A
-control times the bare backbone against itself: its interval says what the measurement can resolve.
+Everything is timed against the bare backbone on the same batch, in pairs (see `timing.py`); a
+costly call is timed less often. Printed are the median ratio over the pairs and its bootstrap
+interval. The A/A control times the bare backbone against itself: its interval says what the
+measurement can resolve.
 
 - `scoring`: the whole ratio for several K, the folded one, and the time-conditioned rival at
   several numbers of network evaluations (NFE), each against one forward pass.
@@ -19,9 +20,9 @@ control times the bare backbone against itself: its interval says what the measu
 
 import argparse
 import json
+import math
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -30,12 +31,16 @@ from typing import TypeVar
 import bench_tables
 import numpy as np
 import torch
+from outputs import require_writable
+from timing import Call, time_over
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
-from tqdm import tqdm
 
 from ood_osdre.baselines import TimeConditionedRatio, TimeConditionedResNet
 from ood_osdre.bases import RBFBasis
+from ood_osdre.conflicts import WIDTH_STEP
+from ood_osdre.devices import find_device
+from ood_osdre.errors import UserError, exit_status
 from ood_osdre.experiment import device_name
 from ood_osdre.networks import CoefficientNetwork, ResNetBackbone
 from ood_osdre.noises import DDBINoise
@@ -45,44 +50,19 @@ from ood_osdre.ratio import FoldedRatio, OneStepRatio
 from ood_osdre.records import RunRecord
 from ood_osdre.schedules import TrigonometricSchedule
 from ood_osdre.sections import TrainingConfig
+from ood_osdre.tasks.reports import count
 from ood_osdre.training import Trainer
 
 RESULTS = Path(__file__).parent / "results" / "latency"
 
 PARTS = ["scoring", "precision", "training", "batch", "pixels", "memory"]
+SEED = 0
+# The size of the basis where it is not what is compared: a folded ratio, a training step.
+SIZE = 16
+LEAST_PAIRS = 10
 
 Forward = Callable[[Tensor], Tensor]
 M = TypeVar("M", bound=nn.Module)
-
-
-def seconds(forward: Forward, x: Tensor) -> float:
-    r"""Times one forward pass, to its end on the device."""
-    started = time.perf_counter()
-    forward(x)
-    if x.device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - started
-
-
-def paired_ratios(
-    ours: Forward, bare: Forward, x: Tensor, pairs: int, rng: np.random.Generator
-) -> np.ndarray:
-    r"""Times two functions in turn and returns the ratio of each pair."""
-    ratios = np.empty(pairs)
-    for i in tqdm(range(pairs), leave=False):
-        if rng.random() < 0.5:
-            a, b = seconds(ours, x), seconds(bare, x)
-        else:
-            b, a = seconds(bare, x), seconds(ours, x)
-        ratios[i] = a / b
-    return ratios
-
-
-def interval(values: np.ndarray, rng: np.random.Generator) -> tuple[float, float]:
-    r"""Returns the 95 % bootstrap interval of the median."""
-    medians = np.median(rng.choice(values, (2000, len(values))), axis=1)
-    low, high = np.quantile(medians, [0.025, 0.975])
-    return float(low), float(high)
 
 
 def peak_memory(forward: Forward, x: Tensor) -> int:
@@ -104,7 +84,8 @@ def peak_memory(forward: Forward, x: Tensor) -> int:
     return int(np.cumsum([size for _, size in changes]).max())
 
 
-Results = dict[str, tuple[float, float, float]]
+# A median and the ends of its interval, None for what is counted.
+Results = dict[str, tuple[float, float | None, float | None]]
 
 
 class Bench:
@@ -112,12 +93,13 @@ class Bench:
 
     Arguments:
         args: The options of the command line.
+        device: Where to measure.
     """
 
-    def __init__(self, args: argparse.Namespace) -> None:
-        torch.manual_seed(0)
-        self.args, self.rng = args, np.random.default_rng(0)
-        self.device = torch.device(args.device)
+    def __init__(self, args: argparse.Namespace, device: torch.device) -> None:
+        torch.manual_seed(SEED)
+        self.args, self.device = args, device
+        self.rng = np.random.default_rng(SEED)
         self.backbone = self._placed(ResNetBackbone(args.width))
         self.x = self._images(args.batch_size)
 
@@ -157,8 +139,8 @@ class Bench:
         half = self.args.batch_size // 2
         options = TrainingConfig(batch_size=half)
         path = GaussianPath(TrigonometricSchedule(), DDBINoise(0.01, 0.005)).to(self.device)
-        network = CoefficientNetwork(ResNetBackbone(self.args.width), self.backbone.features, 16)
-        ratio = OneStepRatio(network, RBFBasis(size=16)).to(self.device)
+        network = self._network(ResNetBackbone(self.args.width), SIZE)
+        ratio = OneStepRatio(network, RBFBasis(size=SIZE)).to(self.device)
         objective = Objective({"endpoint": (1.0, EndPointLoss(path))})
         x_0, x_1 = self._images(half), self._images(half)
         draw = Draw(x_0, x_1, torch.rand(half, device=self.device), torch.randn_like(x_0))
@@ -191,15 +173,11 @@ class Bench:
 
     def _per_value(self, larger: dict[str, Tensor]) -> Results:
         r"""Times larger inputs against the bench's, each by its number of values."""
-        folded, results = self._folded(), Results()
-
-        def on(x: Tensor) -> Forward:
-            return lambda _: folded.log_ratio(x)
-
+        forward, results = self._folded().log_ratio, Results()
         with torch.inference_mode():
             for name, x in larger.items():
                 share = self.x.numel() / x.numel()
-                m, low, high = self._ratio(on(x), on(self.x), cost=4)
+                m, low, high = self._ratio(forward, forward, cost=4, x=x)
                 results[name] = share * m, share * low, share * high
         return results
 
@@ -212,22 +190,37 @@ class Bench:
             "memory, log-ratio, folded": self._folded().log_ratio,
             f"memory, time-conditioned rival, NFE = {max(self.args.nfe)}": rival.log_ratio,
         }
-        return {name: (peak_memory(f, self.x) / bare,) * 3 for name, f in shares.items()}
+        return {name: (peak_memory(f, self.x) / bare, None, None) for name, f in shares.items()}
 
-    def _ratio(self, ours: Forward, bare: Forward, cost: int = 1) -> tuple[float, float, float]:
-        r"""Returns the median ratio and its interval; a costly call is timed less often."""
-        pairs = max(self.args.pairs // cost, 10)
-        paired_ratios(ours, bare, self.x, 3, self.rng)  # warm-up
-        ratios = paired_ratios(ours, bare, self.x, pairs, self.rng)
-        return float(np.median(ratios)), *interval(ratios, self.rng)
+    def _ratio(
+        self, ours: Forward, bare: Forward, cost: int = 1, x: Tensor | None = None
+    ) -> tuple[float, float, float]:
+        r"""Returns the median ratio and its interval; ours is timed on `x`, the bench's if None."""
+        pairs = max(self.args.pairs // cost, LEAST_PAIRS)
+        first = self._on(ours, self.x if x is None else x)
+        return time_over(first, self._on(bare, self.x), pairs, self.rng)
+
+    def _on(self, forward: Forward, x: Tensor) -> Call:
+        r"""Returns a call that ends when the device has done its work."""
+
+        def call() -> None:
+            forward(x)
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+
+        return call
+
+    def _network(self, backbone: ResNetBackbone, size: int) -> CoefficientNetwork:
+        # As a run builds it whose losses look at no cells.
+        return CoefficientNetwork(backbone, backbone.features, size, cells=False)
 
     def _unfolded(self, size: int) -> OneStepRatio:
-        network = CoefficientNetwork(self.backbone, self.backbone.features, size, cells=False)
+        network = self._network(self.backbone, size)
         torch.nn.init.normal_(network.head.weight, std=0.01)
         return self._placed(OneStepRatio(network, RBFBasis(size=size)))
 
     def _folded(self) -> FoldedRatio:
-        return self._placed(self._unfolded(16).fold())
+        return self._placed(self._unfolded(SIZE).fold())
 
     @cached_property
     def _network_of_time(self) -> TimeConditionedResNet:
@@ -244,32 +237,64 @@ class Bench:
         return x.to(memory_format=torch.channels_last)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    r"""Measures, prints the table and writes it with its record."""
-    parser = argparse.ArgumentParser(
+def width(text: str) -> float:
+    r"""Reads the width of a ResNet."""
+    value = float(text)
+    if not 0 < value < math.inf or value % WIDTH_STEP:
+        raise argparse.ArgumentTypeError(
+            f"got {text}, expected a positive multiple of {WIDTH_STEP:g}"
+        )
+    return value
+
+
+def parser() -> argparse.ArgumentParser:
+    r"""Builds the parser of the command line."""
+    p = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    add = parser.add_argument
-    add("--width", type=float, default=1.0)
-    add("--sizes", type=int, nargs="+", default=[1, 16, 100, 800, 400], help="values of K")
-    add("--nfe", type=int, nargs="+", default=[10, 50, 100, 200])
-    add("--parts", nargs="+", choices=PARTS, default=PARTS)
-    add("--batch-size", type=int, default=32)
-    add("--pairs", type=int, default=200)
-    add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    add("--out", type=Path, default=RESULTS)
-    args = parser.parse_args(argv)
+    add = p.add_argument
+    add("--width", type=width, default=1.0)
+    add("--sizes", type=count(1), nargs="+", default=[1, 16, 100, 800, 400], help="values of K")
+    add("--nfe", type=count(2), nargs="+", default=[10, 50, 100, 200])
+    add("--parts", nargs="+", choices=PARTS, help="default: all that the device has")
+    add("--batch-size", type=count(1), default=32)
+    add("--pairs", type=count(LEAST_PAIRS), default=200)
+    add("--device", help="default: a GPU if there is one")
+    add("--out", type=Path, metavar="DIR", help="needed where --parts leaves some out")
+    return p
 
-    bench, results = Bench(args), Results()
-    for part in args.parts:
-        if part == "precision" and args.device == "cpu":
-            continue
+
+def main(argv: Sequence[str] | None = None) -> int:
+    r"""Measures, prints the table and writes it with its record."""
+    args = parser().parse_args(argv)
+    return exit_status(lambda: run(args))
+
+
+def run(args: argparse.Namespace) -> int:
+    r"""Measures the parts, after what can be refused before that."""
+    device = find_device(args.device, "--device")
+    possible = [part for part in PARTS if part != "precision" or device.type == "cuda"]
+    parts = possible if args.parts is None else list(dict.fromkeys(args.parts))
+    if not set(parts) <= set(possible):
+        raise UserError(f"--parts precision: needs a GPU, got --device {device}.")
+    if "training" in parts and args.batch_size < 2:
+        raise UserError("--batch-size 1: a training step takes an image of each end, expected 2.")
+    if args.out is None and set(parts) != set(possible):
+        raise UserError("--out: expected a folder, as the default's record is of every part.")
+
+    out, results = args.out or RESULTS, Results()
+    require_writable(out)
+    bench = Bench(args, device)
+    for part in parts:
         results |= getattr(bench, part)()
     print(bench_tables.latency(results))
     settings = {k: v for k, v in vars(args).items() if k != "out"}
     RunRecord(
-        config=settings, device=device_name(torch.device(args.device)), results=results
-    ).write(args.out / "run.json")
+        config={**settings, "parts": parts, "device": str(device), "size": SIZE},
+        seed=SEED,
+        device=device_name(device),
+        results=results,
+    ).write(out / "run.json")
     return 0
 
 

@@ -19,18 +19,19 @@ import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from unittest import mock
+from typing import NamedTuple
 
 import bench_tables
 import numpy as np
 import torch
-from PIL import Image
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from host_inputs import Files, Logits, without_cuda
+from numpy.typing import NDArray
+from outputs import require_writable
+from torch import nn
+from torch.utils.data import DataLoader
 from torchvision import transforms
 from tqdm import tqdm
 
@@ -39,49 +40,34 @@ from ood_osdre.config import Config, load_config
 from ood_osdre.data import load_benchmark, load_manifest
 from ood_osdre.data.benchmark import BenchmarkData
 from ood_osdre.data.preprocess import Preprocess
-from ood_osdre.data.status import SetStatus, inspect
+from ood_osdre.data.status import inspect
+from ood_osdre.devices import find_device
 from ood_osdre.errors import exit_status
-from ood_osdre.evaluation import evaluate_benchmark
+from ood_osdre.evaluation import Evaluation, evaluate_benchmark
 from ood_osdre.experiment import device_name
 from ood_osdre.plugin.openood.host import is_importable, require
-from ood_osdre.ratio import RatioModel
 from ood_osdre.records import RunRecord
+from ood_osdre.scores import ROLES
+from ood_osdre.tasks.reports import count
 
 RESULTS = Path(__file__).parent / "results" / "throughput"
 HOST_BATCH = 200  # OpenOOD's default
+SEED = 0
 
 WARM = bench_tables.OURS_WARM
 SCORING, COLD, BARE = "ours, warm, scoring", "ours, cold", "forward passes"
 
 
-class Files(Dataset[Tensor]):
-    r"""The images of a set, decoded and normalised one by one."""
+class Pass(NamedTuple):
+    r"""One way's pass over the test images.
 
-    def __init__(self, status: SetStatus, transform: Callable[[Image.Image], Tensor]) -> None:
-        assert status.list is not None
-        self.paths = [status.images / name for name in status.list.names]
-        self.transform = transform
+    Attributes:
+        seconds: What it took, by name.
+        scores: The scores, set by set, with shape :math:`(N)`.
+    """
 
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def __getitem__(self, index: int) -> Tensor:
-        with Image.open(self.paths[index]) as image:
-            return self.transform(image.convert("RGB"))
-
-
-class Logits(nn.Module):
-    r"""The folded ratio as a host sees it: a network with logits."""
-
-    def __init__(self, ratio: RatioModel) -> None:
-        super().__init__()
-        self.ratio = ratio
-
-    def forward(self, x: Tensor) -> Tensor:
-        r"""Returns the logits, with shape :math:`(B, C)`."""
-        logits = self.ratio.coefficients(x).logits
-        assert logits is not None
-        return logits
+    seconds: dict[str, float]
+    scores: NDArray[np.floating]
 
 
 class Bench:
@@ -90,18 +76,25 @@ class Bench:
     Arguments:
         args: The options of the command line.
         config: The configuration, whose network and batch size are taken.
+        device: Where to score.
     """
 
-    def __init__(self, args: argparse.Namespace, config: Config) -> None:
+    def __init__(self, args: argparse.Namespace, config: Config, device: torch.device) -> None:
         self.args, self.batch_size = args, config.evaluation.batch_size
-        self.device = torch.device(args.device)
+        self.device = device
         self.manifest = load_manifest(args.benchmark, config.id)
         self.preprocess = Preprocess(self.manifest.mean, self.manifest.std, self.device)
         data = self._load(None)
         self.images = [data.id_test, *data.near.values(), *data.far.values()]
         self.count = sum(map(len, self.images))
         self.classes = int(data.id_test.labels.max()) + 1
-        self.ratio = build_ratio(config, self.classes).to(self.device).eval().fold()
+        torch.manual_seed(SEED)
+        ratio = build_ratio(config, self.classes)
+        # A head starts at zero, where all scores are equal.
+        for p in ratio.parameters():
+            if p.ndim == 2:
+                nn.init.normal_(p, std=0.1)
+        self.ratio = ratio.to(self.device).eval().fold()
         self.sets = [
             status
             for role in ("id_test", "near", "far")
@@ -118,15 +111,15 @@ class Bench:
             ]
         )
 
-    def ways(self) -> dict[str, Callable[[], dict[str, float]]]:
-        r"""Returns the ways by name; a call returns the seconds it took, by name."""
+    def ways(self) -> dict[str, Callable[[], Pass]]:
+        r"""Returns the ways by name, each a function that goes it once."""
 
-        def timed(name: str, call: Callable[[], object]) -> Callable[[], dict[str, float]]:
-            def run() -> dict[str, float]:
+        def timed(name: str, call: Callable[[], NDArray[np.floating]]) -> Callable[[], Pass]:
+            def run() -> Pass:
                 started = time.perf_counter()
-                call()
+                scores = call()
                 self._wait()
-                return {name: time.perf_counter() - started}
+                return Pass({name: time.perf_counter() - started}, scores)
 
             return run
 
@@ -139,48 +132,50 @@ class Bench:
                 ways[title] = timed(title, partial(self.openood, workers))
         return ways
 
-    def warm(self) -> dict[str, float]:
-        r"""Times loading from the cache and scoring."""
+    def warm(self) -> Pass:
+        r"""Loads from the cache and scores."""
         started = time.perf_counter()
-        done = evaluate_benchmark(
-            self.ratio, self._load(None), self.preprocess, self.batch_size, progress=False
-        )
-        return {WARM: time.perf_counter() - started, SCORING: done.seconds}
+        done = self._evaluate(self._load(None))
+        seconds = {WARM: time.perf_counter() - started, SCORING: done.seconds}
+        return Pass(seconds, _scores_of(done))
 
-    def cold(self) -> None:
+    def cold(self) -> NDArray[np.floating]:
         r"""Decodes into an empty cache and scores."""
         with tempfile.TemporaryDirectory() as cache:
-            data = self._load(Path(cache))
-            evaluate_benchmark(self.ratio, data, self.preprocess, self.batch_size, progress=False)
+            return _scores_of(self._evaluate(self._load(Path(cache))))
 
     @torch.inference_mode()
-    def bare(self) -> dict[str, float]:
+    def bare(self) -> Pass:
         r"""Times the forward passes of batches that are ready."""
-        seconds = 0.0
+        seconds, scores = 0.0, []
         for images in self.images:
             for start in range(0, len(images), self.batch_size):
                 batch = np.ascontiguousarray(images.images[start : start + self.batch_size])
                 x = self.preprocess(torch.as_tensor(batch))
                 self._wait()
                 started = time.perf_counter()
-                self.ratio.coefficients(x)
+                h = self.ratio.coefficients(x)
                 self._wait()
                 seconds += time.perf_counter() - started
-        return {BARE: seconds}
+                scores.append(self.ratio.log_ratio_of(h.total).cpu())
+        return Pass({BARE: seconds}, torch.cat(scores).numpy())
 
     @torch.inference_mode()
-    def loader(self, workers: int) -> None:
+    def loader(self, workers: int) -> NDArray[np.floating]:
         r"""Scores through torch's loader."""
+        scores = []
         for status in self.sets:
             files = Files(status, self.transform)
             for x in DataLoader(files, HOST_BATCH, num_workers=workers):
-                self.ratio.log_ratio(x.to(self.device)).cpu()
+                scores.append(self.ratio.log_ratio(x.to(self.device)).cpu())
+        return torch.cat(scores).numpy()
 
-    def openood(self, workers: int) -> None:
-        r"""Scores through OpenOOD's data set and loop."""
+    def openood(self, workers: int) -> NDArray[np.floating]:
+        r"""Scores through OpenOOD's data set and loop, whose score is a softmax's maximum."""
         lists = require("openood.datasets.imglist_dataset").ImglistDataset
         loop = require("openood.postprocessors.base_postprocessor").BasePostprocessor(None)
         net = Logits(self.ratio)
+        scores = []
         for status in self.sets:
             files = lists(
                 name=status.spec.name,
@@ -190,8 +185,15 @@ class Bench:
                 preprocessor=self.transform,
                 data_aux_preprocessor=self.transform,
             )
+            loader = DataLoader(files, HOST_BATCH, num_workers=workers)
             with without_cuda(self.device):
-                loop.inference(net, DataLoader(files, HOST_BATCH, num_workers=workers), False)
+                scores.append(loop.inference(net, loader, False)[1])
+        return np.concatenate(scores)
+
+    def _evaluate(self, data: BenchmarkData) -> Evaluation:
+        return evaluate_benchmark(
+            self.ratio, data, self.preprocess, self.batch_size, progress=False
+        )
 
     def _load(self, cache: Path | None) -> BenchmarkData:
         cache = cache or self.args.cache_dir
@@ -203,23 +205,17 @@ class Bench:
             torch.cuda.synchronize()
 
 
-@contextmanager
-def without_cuda(device: torch.device) -> Iterator[None]:
-    r"""Makes a tensor's `.cuda()` do nothing on a device that is none."""
-    if device.type == "cuda":
-        yield
-        return
-    with mock.patch.object(Tensor, "cuda", lambda x: x):
-        yield
+def _scores_of(done: Evaluation) -> NDArray[np.floating]:
+    return np.concatenate([s.score for role in ROLES for s in done.scores.of(role).values()])
 
 
-def measure(bench: Bench, rounds: int, seed: int = 0) -> dict[str, list[float]]:
+def measure(bench: Bench, rounds: int) -> dict[str, list[float]]:
     r"""Returns the seconds of every way, one a round, after a round that does not count."""
-    ways, rng = bench.ways(), np.random.default_rng(seed)
+    ways, rng = bench.ways(), np.random.default_rng(SEED)
     seconds: dict[str, list[float]] = {}
     for turn in tqdm(range(rounds + 1), unit="round"):
         for name in rng.permutation(list(ways)):
-            for part, value in ways[name]().items():
+            for part, value in ways[name]().seconds.items():
                 if turn:
                     seconds.setdefault(part, []).append(value)
     return seconds
@@ -236,30 +232,40 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--id", choices=("cifar10", "cifar100"), default="cifar10")
     add("--benchmark", default="pack", metavar="NAME|FILE")
     add("--config", metavar="NAME|FILE", help="of the network (default: the CPU budget's)")
-    add("--rounds", type=int, default=5)
-    add("--workers", type=int, nargs="+", default=[0, 4], help="of the loaders (OpenOOD's: 4)")
-    add("--threads", type=int, help="torch's threads")
+    add("--rounds", type=count(1), default=5)
+    add(
+        "--workers", type=count(0), nargs="+", default=[0, 4], help="of the loaders (OpenOOD's: 4)"
+    )
+    add("--threads", type=count(1), help="torch's threads")
     add("--device", default="cpu")
     add("--out", type=Path, default=RESULTS)
     args = parser.parse_args(argv)
-    if args.threads:
-        torch.set_num_threads(args.threads)
-
     return exit_status(lambda: run(args))
 
 
 def run(args: argparse.Namespace) -> int:
     r"""Measures every way, prints the table and writes it with its record."""
-    config = load_config(args.config or f"{args.id}_cpu", [("id", args.id)])
-    bench = Bench(args, config)
+    device = find_device(args.device, "--device")
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
+    overrides = [("id", args.id), ("benchmark", args.benchmark)]
+    config = load_config(args.config or f"{args.id}_cpu", overrides)
+    require_writable(args.out)
+    bench = Bench(args, config, device)
     seconds = measure(bench, args.rounds)
     results = {"images": bench.count, "seconds": seconds}
     print(bench_tables.throughput(results))
-    settings = {"rounds": args.rounds, "workers": args.workers, "threads": torch.get_num_threads()}
+    settings = {
+        "rounds": args.rounds,
+        "workers": args.workers,
+        "threads": torch.get_num_threads(),
+        "host_batch": HOST_BATCH,
+    }
     RunRecord(
         config={**config.to_dict(), "throughput": settings},
+        seed=SEED,
         benchmark=bench.manifest.name,
-        device=device_name(bench.device),
+        device=device_name(device),
         results=results,
     ).write(args.out / "run.json")
     return 0

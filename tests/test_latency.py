@@ -1,13 +1,134 @@
-r"""The latency benchmark: its memory against counted bytes, and every part on a small network."""
+r"""The latency benchmark: timings against a clock that is set, memory against counted bytes."""
 
+import argparse
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 pytestmark = pytest.mark.usefixtures("benchmarks")
+
+SMALL = ["--width", "0.125", "--batch-size", "2", "--pairs", "10", "--sizes", "3", "--nfe", "2"]
+
+
+@pytest.fixture(autouse=True)
+def _single_precision() -> None:
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture
+def spend(benchmarks: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    r"""A function that lets the seconds pass which the benchmark sees, and no others."""
+    import timing
+
+    now = [0.0]
+    monkeypatch.setattr(timing, "perf_counter", lambda: now[0])
+
+    def spend(seconds: float) -> None:
+        now[0] += seconds
+
+    return spend
+
+
+def arguments(*options: str) -> argparse.Namespace:
+    import latency
+
+    return latency.parser().parse_args([*SMALL, *options])
+
+
+def test_a_ratio_is_ours_over_the_bare_call(spend: Callable[[float], None]) -> None:
+    import timing
+
+    rng = np.random.default_rng(0)
+    ratios = timing.paired_ratios(lambda: spend(2), lambda: spend(1), 20, rng)
+    np.testing.assert_array_equal(ratios, 2)
+    assert timing.time_over(lambda: spend(2), lambda: spend(1), 20, rng) == (2, 2, 2)
+
+
+def test_the_order_within_pairs_changes(spend: Callable[[float], None]) -> None:
+    import timing
+
+    order: list[str] = []
+
+    def call(name: str) -> Callable[[], None]:
+        return lambda: (order.append(name), spend(1))[1]
+
+    timing.paired_ratios(call("a"), call("b"), 40, np.random.default_rng(0))
+    assert 10 < order[::2].count("a") < 30
+
+
+def test_an_interval_covers_the_median() -> None:
+    import timing
+
+    rng = np.random.default_rng(0)
+    assert timing.interval(np.full(9, 3.0), rng) == (3, 3)
+    # Of a median of n normal values the deviation is sqrt(pi / 2n).
+    low, high = timing.interval(rng.normal(1, 1, 400), rng)
+    assert low < 1 < high
+    assert high - low == pytest.approx(2 * 1.96 * math.sqrt(math.pi / 800), rel=0.35)
+    inside = [
+        low <= 0 <= high
+        for values in rng.normal(size=(200, 50))
+        for low, high in [timing.interval(values, rng)]
+    ]
+    assert 0.9 <= np.mean(inside) <= 0.99
+
+
+def test_larger_inputs_are_compared_by_the_value(
+    spend: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import latency
+
+    bench = latency.Bench(arguments(), torch.device("cpu"))
+    folded = SimpleNamespace(log_ratio=lambda x: spend(x.numel()))
+    monkeypatch.setattr(bench, "_folded", lambda: folded)
+    results = bench.batch() | bench.pixels()
+    assert len(results) == 5
+    assert all(values == pytest.approx((1, 1, 1)) for values in results.values())
+
+
+@pytest.fixture
+def seen() -> list[tuple[nn.Module, Tensor]]:
+    r"""Every module that is called in the test, with its input."""
+    calls: list[tuple[nn.Module, Tensor]] = []
+    handle = register_module_forward_pre_hook(lambda m, args: calls.append((m, args[0])))
+    yield calls
+    handle.remove()
+
+
+def test_scoring_is_in_evaluation_mode_and_training_is_not(
+    seen: list[tuple[nn.Module, Tensor]],
+) -> None:
+    import latency
+
+    bench = latency.Bench(arguments(), torch.device("cpu"))
+    for part, training in ((bench.scoring, False), (bench.batch, False), (bench.training, True)):
+        seen.clear()
+        part()
+        assert {m.training for m, _ in seen if isinstance(m, nn.BatchNorm2d)} == {training}
+
+
+def test_a_training_step_is_that_of_a_shipped_network(
+    seen: list[tuple[nn.Module, Tensor]],
+) -> None:
+    import latency
+
+    from ood_osdre.building import build_ratio
+    from ood_osdre.config import load_config
+    from ood_osdre.networks import CoefficientNetwork
+
+    latency.Bench(arguments(), torch.device("cpu")).training()
+    networks = [m for m, _ in seen if isinstance(m, CoefficientNetwork)]
+    shipped = build_ratio(load_config("cifar10"), 0)
+    assert {n.cells for n in networks} == {shipped.network.cells}
+    assert {n.head.out_features for n in networks} == {shipped.network.head.out_features}
 
 
 def test_peak_memory_is_what_is_held_at_once() -> None:
@@ -25,20 +146,70 @@ def test_peak_memory_is_what_is_held_at_once() -> None:
     assert peak(lambda x: (x + 1).mul_(2)) == pytest.approx(4000, abs=50)
 
 
-def test_every_part_on_a_small_network(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    torch.set_default_dtype(torch.float32)
+def test_every_part_on_a_small_network(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     import latency
 
-    options = ["--width", "0.125", "--batch-size", "2", "--pairs", "10", "--sizes", "3"]
-    assert latency.main([*options, "--nfe", "2", "--device", "cpu", "--out", str(tmp_path)]) == 0
+    monkeypatch.setattr(latency, "RESULTS", tmp_path)
+    assert latency.main([*SMALL, "--device", "cpu"]) == 0
 
-    results = json.loads((tmp_path / "run.json").read_text())["results"]
+    record = json.loads((tmp_path / "run.json").read_text())
+    assert record["seed"] == latency.SEED
+    assert record["config"]["parts"] == [p for p in latency.PARTS if p != "precision"]
+    results = record["results"]
     expected = {
         "A/A control: backbone", "log-ratio, K = 3", "log-ratio, folded", "training step",
         "time-conditioned rival, NFE = 2", "batch 16, an image", "96x96 images, a pixel",
         "memory, log-ratio, K = 3", "memory, log-ratio, folded",
     }  # fmt: skip
     assert expected <= results.keys()
-    assert all(0 < low <= m <= high < math.inf for m, low, high in results.values())
+    counted = {k: v for k, v in results.items() if k.startswith("memory")}
+    assert all(v[1:] == [None, None] for v in counted.values())
+    timed = [v for k, v in results.items() if k not in counted]
+    assert all(0 < low <= m <= high < math.inf for m, low, high in timed)
     assert results["memory, log-ratio, folded"][0] == pytest.approx(1, abs=0.05)
-    assert "| log-ratio, K = 3 |" in capsys.readouterr().out
+    table = capsys.readouterr().out
+    assert "| log-ratio, K = 3 |" in table
+    (line,) = [line for line in table.splitlines() if "memory, log-ratio, folded" in line]
+    assert line.endswith("| - |")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--nfe", "1"], "expected a whole number, at least 2"),
+        (["--sizes", "0"], "at least 1"),
+        (["--batch-size", "0"], "at least 1"),
+        (["--pairs", "-5"], "at least 10"),
+        (["--width", "0"], "expected a positive multiple of 0.125"),
+        (["--width", "0.3"], "expected a positive multiple of 0.125"),
+        (["--width", "nan"], "expected a positive multiple of 0.125"),
+        (["--device", "nope"], "--device nope: not available here"),
+        (["--parts", "training", "--batch-size", "1", "--out", "x"], "--batch-size 1: "),
+        (["--parts", "precision", "--device", "cpu", "--out", "x"], "precision: needs a GPU"),
+        (["--parts", "memory"], "--out: expected a folder"),
+        (["--out", "file"], "--out file: cannot be written"),
+        (["--out", "file/below"], "--out file/below: cannot be written"),
+    ],
+)
+def test_what_cannot_be_measured_is_told_before(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    message: str,
+) -> None:
+    import latency
+
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    monkeypatch.setattr(latency, "Bench", None)
+    monkeypatch.setattr(latency, "RESULTS", tmp_path / "results")
+    try:
+        status = latency.main(options)
+    except SystemExit as stop:  # the parser's
+        status = stop.code
+    assert status == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]

@@ -1,0 +1,293 @@
+r"""Single benchmarks: what they measure on small problems, and what they refuse before they do."""
+
+import importlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ood_osdre import checkpoints
+from ood_osdre.building import build_ratio
+from ood_osdre.config import Config
+from ood_osdre.data import load_benchmark, load_manifest
+
+if TYPE_CHECKING:
+    from gradients import Bench
+
+pytestmark = pytest.mark.usefixtures("benchmarks")
+
+NETWORK = {"width": 0.125, "depths": [1, 1, 1, 1], "stem_stride": 2}
+
+
+@pytest.fixture(autouse=True)
+def _single_precision() -> None:
+    torch.set_default_dtype(torch.float32)
+
+
+def write_model(folder: Path, **options: object) -> None:
+    r"""Writes a run folder of an untrained network for the embedded benchmark."""
+    given = {"id": "digits", "benchmark": "digits", "network": NETWORK, **options}
+    config = Config.from_mapping(given)
+    manifest = load_manifest("digits", "digits")
+    ratio = build_ratio(config, 5)
+    for p in ratio.parameters():
+        if p.ndim > 1:
+            nn.init.normal_(p, std=0.1)
+    statistics = {"mean": list(manifest.mean), "std": list(manifest.std), "size": manifest.size}
+    metadata = {"config": config.to_dict(), "classes": 5, **statistics}
+    checkpoints.write_checkpoint(folder, checkpoints.MODEL, ratio.state_dict(), metadata)
+
+
+def status_of(script: str, options: Sequence[str]) -> int | str | None:
+    try:
+        return importlib.import_module(script).main(options)
+    except SystemExit as stop:  # the parser's
+        return stop.code
+
+
+@pytest.mark.parametrize(
+    ("script", "options", "message"),
+    [
+        ("int8", ["absent"], "absent: no such folder"),
+        ("int8", ["integral"], "integral: holds a model of estimator time_conditioned, expected"),
+        ("int8", ["run", "--calibration", "0"], "expected a whole number, at least 1"),
+        ("int8", ["run", "--out", "file"], "--out file: cannot be written"),
+        ("gradient_snr", ["--batch", "0"], "expected a whole number, at least 1"),
+        ("gradient_snr", ["--batch", "-1"], "at least 1"),
+        ("gradient_snr", ["--samples", "31", "--batch", "2"], "--samples 31: expected 16 batches"),
+        ("gradient_snr", ["--out", "file"], "--out file: cannot be written"),
+        ("joint_score", ["--steps", "0"], "at least 1"),
+        ("joint_score", ["--out", "file"], "--out file: cannot be written"),
+        ("feature_ratio", ["--data-root", ".", "--steps", "0"], "at least 1"),
+        (
+            "feature_ratio",
+            ["--data-root", ".", "--classifier", "absent", "--out", "new"],
+            "absent",
+        ),
+        ("feature_ratio", ["--data-root", ".", "--out", "file"], "--out file: cannot be written"),
+    ],
+)
+def test_what_cannot_be_measured_is_told_before(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    script: str,
+    options: list[str],
+    message: str,
+) -> None:
+    if script == "int8":
+        pytest.importorskip("onnxruntime")
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    if "run" in options:
+        write_model(tmp_path / "run")
+    if "integral" in options:
+        write_model(
+            tmp_path / "integral",
+            estimator="time_conditioned",
+            network={**NETWORK, "norm": "group"},
+            objective={"endpoint": 0.0, "class_weight": 0.0, "time_score": 1.0},
+        )
+    before = sorted(tmp_path.iterdir())
+    assert status_of(script, options) == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]
+    assert sorted(tmp_path.iterdir()) == before
+
+
+class TestInt8:
+    def test_the_calibration_is_of_every_class(self) -> None:
+        pytest.importorskip("onnxruntime")
+        import int8
+
+        images = np.repeat(np.arange(10, dtype=np.uint8), 100)[:, None, None, None]
+        for number in (10, 64, 512):
+            chosen = int8.evenly(images, number)
+            assert len(chosen) == number
+            counts = np.bincount(chosen.ravel(), minlength=10)
+            assert counts.max() - counts.min() <= 1
+        assert len(int8.evenly(images, 5000)) == 1000
+
+    @pytest.mark.parametrize("classes", [pytest.param(False, marks=pytest.mark.slow), True])
+    def test_both_precisions_are_measured(
+        self, tmp_path: Path, classes: bool, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        pytest.importorskip("onnxruntime")
+        pytest.importorskip("onnxscript")
+        import int8
+
+        from ood_osdre.experiment import load_scorer
+
+        write_model(tmp_path / "run", objective={"class_weight": 0.5 * classes})
+        options = [str(tmp_path / "run"), "--calibration", "64", "--out", str(tmp_path)]
+        assert int8.main(options) == 0
+        record = json.loads((tmp_path / "run.json").read_text())
+        results = record["results"]
+        assert record["seed"] == int8.SEED
+        low, high = results["int8 over float32"]["interval"]
+        assert 0 < low <= results["int8 over float32"]["time"] <= high
+        assert ("accuracy" in results) is classes
+        table = capsys.readouterr().out
+        assert ("| ID accuracy |" in table) is classes
+        if classes:
+            data = load_benchmark(load_manifest("digits", "digits"), ".")
+            scorer = load_scorer(tmp_path / "run")
+            x = scorer.preprocess(torch.as_tensor(data.id_test.images))
+            with torch.no_grad():
+                predicted = scorer.ratio.coefficients(x).logits.argmax(dim=1).numpy()
+            expected = 100 * np.mean(predicted == data.id_test.labels)
+            single, eighth = results["accuracy"]
+            assert single == pytest.approx(expected, abs=0.5)
+            assert 0 <= eighth <= 100
+
+
+class BlockMeans(nn.Module):
+    r"""A linear backbone whose cells see a block each: its weighted sums."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3 * 64, features) / 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        blocks = x.unfold(2, 8, 8).unfold(3, 8, 8).permute(0, 2, 3, 1, 4, 5)
+        return blocks.flatten(3).flatten(1, 2) @ self.weight
+
+
+@dataclass
+class Normal:
+    r"""Images of independent normal values of a mean."""
+
+    mean: Tensor
+    deviation: float
+
+    def sample(self, n: int, generator: torch.Generator) -> Tensor:
+        return self.mean + self.deviation * torch.randn(n, 3, 32, 32, generator=generator)
+
+
+class TestGradientSNR:
+    @pytest.fixture(autouse=True)
+    def _few_moments(self, benchmarks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(importlib.import_module("gradients"), "MOMENTS", 512)
+
+    def linear(self, samples: int) -> "Bench":
+        import gradients
+
+        bench = gradients.Bench(BlockMeans(5), samples, 128, seed=0)
+        means = 0.5 * torch.randn(2, 3, 32, 32)
+        bench.reference, bench.id = Normal(means[0], 0.7), Normal(means[1], 1.3)
+        return bench
+
+    def test_moments_of_a_linear_model_are_exact(self) -> None:
+        import gradients
+
+        delta = 0.02
+        bench = self.linear(8192)
+        term = gradient_snr().PathDifference(bench.path, bench.weight, delta)
+        found = gradients.Measurement.of(bench.gradients(term))
+
+        # A(x_later - x_earlier) is normal at each time, and the loss's slope a function of time.
+        t = (torch.arange(4000) + 0.5) / 4000
+        ends = [bench.path.rates(u) for u in ((t + delta).clamp(max=1), (t - delta).clamp(min=0))]
+        gap = (t + delta).clamp(max=1) - (t - delta).clamp(min=0)
+        alpha, beta = ((a - b) / gap for a, b in zip(ends[0][:2], ends[1][:2], strict=True))
+        noise = (ends[0].v.sqrt() - ends[1].v.sqrt()) / gap
+        slope = -2 * bench.weight.value(t)[:, None] * bench.ratio.scale * bench.ratio.basis(t)
+        sums = [bench.features(s.mean[None]).sum(dim=1)[0] for s in (bench.reference, bench.id)]
+        sums = [f * torch.tensor([1.0] * 5 + [0.0]) for f in sums]  # the bias sees no difference
+        mean = alpha[:, None] * sums[0] + beta[:, None] * sums[1]
+        # A feature is the mean of 16 cells.
+        spread = bench.backbone.weight.square().sum() / 16
+        deviations = (0.7 * alpha) ** 2 + (1.3 * beta) ** 2 + noise**2
+        signal = torch.einsum("tk,tf->kf", slope, mean).div(len(t)).square().sum()
+        second = (slope.square().sum(1) * (mean.square().sum(1) + spread * deviations)).mean()
+        assert found.signal() == pytest.approx(signal.item(), rel=0.05, abs=0)
+        assert found.second_moment == pytest.approx(second.item(), rel=0.02, abs=0)
+
+    def test_blocks_that_cells_see_alone_move_as_one(self) -> None:
+        bench = self.linear(256)
+        term = gradient_snr().PathDifference(bench.path, bench.weight, 0.005)
+        pairs = zip(bench.gradients(term), bench.block_gradients(0.005), strict=True)
+        for whole, blocks in pairs:
+            torch.testing.assert_close(whole, blocks, rtol=1e-3, atol=1e-3 * whole.std().item())
+
+    def test_seeds_differ_in_clusters_and_draws(self) -> None:
+        import gradients
+
+        a, again, b = (gradients.Bench(BlockMeans(5), 256, 128, seed) for seed in (0, 0, 1))
+        assert torch.equal(next(a.draws()).x_0, next(again.draws()).x_0)
+        assert not torch.equal(next(a.draws()).x_0, next(b.draws()).x_0)
+        centres = [c.centres for bench in (a, b) for c in (bench.reference, bench.id)]
+        assert len({c.sum().item() for c in centres}) == 4
+
+    def test_a_table_is_over_seeds_and_hides_what_is_noise(
+        self,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        import bench_tables
+        import gradients
+
+        monkeypatch.setattr(gradient_snr(), "MODELS", {"vectors": gradients.RandomFeatures})
+        options = ["--samples", "32", "--batch", "2", "--seeds", "3", "--out", str(tmp_path)]
+        assert gradient_snr().main(options) == 0
+        record = json.loads((tmp_path / "run.json").read_text())
+        assert record["config"]["seeds"] == 3
+        row = record["results"]["vectors, antithetic"]
+        assert len(row["snr"]) == len(set(row["snr"])) == 3
+        assert bench_tables.gradient_snr(record["results"]) in capsys.readouterr().out
+
+        row |= {"snr": [1e-5, 4e-5, 2e-5], "samples": 1000, "direct_snr": [0.009, 0.02, 0.001]}
+        assert bench_tables.gradient_snr({"": row}).endswith(
+            "| 2.0e-05 (1.0e-05 to 4.0e-05) | 5.0e+04 | - |\n"
+        )
+        row["direct_snr"] = [0.011, 0.02, 0.001]
+        assert bench_tables.gradient_snr({"": row}).endswith("| 1.1e-02 |\n")
+
+
+def gradient_snr() -> ModuleType:
+    return importlib.import_module("gradient_snr")
+
+
+class TestJointScore:
+    def test_exact_errors_are_none(self) -> None:
+        import joint_score
+
+        @torch.enable_grad()
+        def exact(x: Tensor, t: Tensor) -> Tensor:
+            return joint_score.exact_score(x, t[0].item()).float()
+
+        def generator() -> torch.Generator:
+            return torch.Generator().manual_seed(0)
+
+        errors = joint_score.score_errors(exact, generator())
+        assert list(errors) == [f"data score, t = {t}" for t in joint_score.TIMES]
+        assert max(errors.values()) < 1e-9
+        errors = joint_score.score_errors(lambda x, t: 0 * x, generator())
+        assert list(errors.values()) == [1.0] * 5
+
+        class Exact:
+            def log_ratio(self, x: Tensor) -> Tensor:
+                ends = joint_score.marginal(1.0), joint_score.marginal(0.0)
+                return (ends[0].log_density(x) - ends[1].log_density(x)).float()
+
+        errors = joint_score.ratio_errors(Exact(), generator())
+        assert errors["ratio, correlation"] == pytest.approx(1)
+        assert errors["ratio, mean error (nats)"] == pytest.approx(0, abs=1e-4)
+
+    def test_every_form_is_trained(self, tmp_path: Path) -> None:
+        import joint_score
+
+        assert joint_score.main(["--steps", "2", "--out", str(tmp_path)]) == 0
+        record = json.loads((tmp_path / "run.json").read_text())
+        assert list(record["results"]) == list(joint_score.FORMS)
+        assert record["config"]["training"]["batch_size"] == joint_score.BATCH
+        assert (tmp_path / "data_score.png").is_file()
+        scored = {k for k, row in record["results"].items() if "data score, t = 0.5" in row}
+        assert scored == {"conditional", "sliced"}
