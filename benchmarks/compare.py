@@ -43,6 +43,7 @@ def run(args: argparse.Namespace) -> int:
     r"""Runs what is not done yet, and writes tables and figures of what is."""
     status = run_grid(METHODS, args)
     write(args.out)
+    print(f"Tables and figures: {args.out}")
     return status
 
 

@@ -11,6 +11,7 @@ import pandas as pd
 from grid import slug
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 from methods import METHODS
 from runs import Run, markdown_rows, mean_deviation, read_run
 
@@ -177,6 +178,7 @@ def nfe_plot(frame: pd.DataFrame, path: Path) -> None:
                     y = variants[metric].mean()
                     ax.plot(x, y, marker=marker, ls=dashes, color=color, label=title)
                 ax.set_xscale("log")
+                ax.xaxis.set_minor_formatter(NullFormatter())
                 ax.xaxis.set_major_formatter("{x:g}")
                 ax.set_ylabel(f"{metric} (%)")
                 if metric == "far AUROC":

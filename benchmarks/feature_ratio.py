@@ -35,7 +35,7 @@ from ood_osdre.plugin.openood import OSDRENet
 from ood_osdre.records import RunRecord
 from ood_osdre.tasks.reports import count
 
-RESULTS = Path(__file__).parent / "results" / "feature_ratio"
+OUT = Path("runs") / "feature_ratio"
 BATCH = 500
 
 CLASSIFIER = [
@@ -108,7 +108,7 @@ def parser() -> argparse.ArgumentParser:
         "--steps", type=count(1), default=1800, help="of the classifier (default: 1800)"
     )
     p.add_argument("--classifier", type=Path, help="a run folder of it, to train none")
-    p.add_argument("--out", type=Path, default=RESULTS)
+    p.add_argument("--out", type=Path, default=OUT)
     return p
 
 

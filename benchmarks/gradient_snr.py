@@ -48,7 +48,7 @@ from ood_osdre.objectives import (
 from ood_osdre.records import RunRecord
 from ood_osdre.tasks.reports import count
 
-RESULTS = Path(__file__).parent / "results" / "gradient_snr"
+OUT = Path("runs") / "gradient_snr"
 # The half gaps of the path difference as a loss, and where it stands for an expectation.
 DELTA, SMALL_DELTA = 0.02, 0.005
 
@@ -114,7 +114,7 @@ def parser() -> argparse.ArgumentParser:
     add("--batch", type=count(1), default=256, help="samples a batch")
     add("--seeds", type=count(1), default=5, help="consecutive seeds")
     add("--seed", type=count(0), default=0, help="the first of them")
-    add("--out", type=Path, default=RESULTS)
+    add("--out", type=Path, default=OUT)
     return p
 
 

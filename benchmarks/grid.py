@@ -12,6 +12,7 @@ import itertools
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -33,6 +34,8 @@ from ood_osdre.files import atomic_path
 REPLACED = (
     (" + ", "-"), (", ", "-"), (": ", "-"), (" = ", "_"), (" ", "_"), ("/", "_"), ("(", ""), (")", ""), ("∞", "inf"), ("³", "3"),
 )  # fmt: skip
+# The main commands that are at work.
+RUNNING: set["subprocess.Popen[str]"] = set()
 KEPT = ("metrics.csv", "metrics.md", "scores.npz", "score_density.png", "log.jsonl")
 
 
@@ -109,10 +112,17 @@ def run_grid(methods: Mapping[str, Method], args: argparse.Namespace) -> int:
     failures = 0
     with ThreadPoolExecutor(args.jobs) as pool:
         results = pool.map(lambda job: _run(job[0], methods[job[0]], job[1], args, deadline), grid)
-        for failure in tqdm(results, total=len(grid), unit="run"):
-            if failure:
-                failures += 1
-                tqdm.write(failure, file=sys.stderr)
+        try:
+            for failure in tqdm(results, total=len(grid), unit="run"):
+                if failure:
+                    failures += 1
+                    tqdm.write(failure, file=sys.stderr)
+        except KeyboardInterrupt:
+            # A terminal tells the runs, too; what else interrupts does not.
+            pool.shutdown(wait=False, cancel_futures=True)
+            for run in list(RUNNING):
+                run.send_signal(signal.SIGINT)
+            raise
     return 1 if failures else 0
 
 
@@ -197,17 +207,26 @@ def _command(options: Sequence[str], args: argparse.Namespace) -> None:
     r"""Gives the main command.
 
     Raises:
-        UserError: With its last word, if it failed.
+        UserError: With its error, if it failed.
     """
     command = [sys.executable, "benchmarks/eval_ood.py", "--quiet", "--device", args.device]
     environment = {**os.environ, "OMP_NUM_THREADS": str(args.threads)}
-    done = subprocess.run(
-        [*command, *options], env=environment, capture_output=True, text=True, check=False
+    run = subprocess.Popen(
+        [*command, *options],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
     )
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        unfinished = done.returncode == eval_ood.UNFINISHED
-        raise UserError(last if unfinished else f"failed: {last}")
+    RUNNING.add(run)
+    _, told = run.communicate()
+    RUNNING.discard(run)
+    if run.returncode:
+        lines = told.strip().splitlines() or ["no message"]
+        # Beneath an error there may be a hint.
+        last = next((line for line in lines if line.startswith("error: ")), lines[-1])
+        unfinished = run.returncode == eval_ood.UNFINISHED
+        raise UserError(last if unfinished else f"failed: {last.replace('--out', '--scratch')}")
 
 
 def _keep(source: Path, target: Path, files: Sequence[str], out: Path) -> None:

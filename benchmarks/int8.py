@@ -39,7 +39,7 @@ from ood_osdre.metrics import ood_metrics
 from ood_osdre.records import RunRecord
 from ood_osdre.tasks.reports import count
 
-RESULTS = Path(__file__).parent / "results" / "int8"
+OUT = Path("runs") / "int8"
 BATCH, PAIRS, SEED = 64, 50, 0
 # The estimators that can be exported.
 EXPORTED = ("one_step", "direct")
@@ -128,7 +128,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("checkpoint", type=Path)
     p.add_argument("--data-root", type=Path, default=Path("data"))
     p.add_argument("--calibration", type=count(1), default=512, help="number of images")
-    p.add_argument("--out", type=Path, default=RESULTS)
+    p.add_argument("--out", type=Path, default=OUT)
     return p
 
 

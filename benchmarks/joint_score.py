@@ -53,7 +53,7 @@ from ood_osdre.tasks.mixtures import GaussianMixture
 from ood_osdre.tasks.reports import count
 from ood_osdre.training import Trainer
 
-RESULTS = Path(__file__).parent / "results" / "joint_score"
+OUT = Path("runs") / "joint_score"
 
 GAMMA2 = EPS = 0.05
 PATH = GaussianPath(TrigonometricSchedule(), DDBINoise(GAMMA2, EPS))
@@ -177,7 +177,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--steps", type=count(1), default=1500)
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args(argv)
     return exit_status(lambda: run(args))
 

@@ -1,7 +1,7 @@
 r"""The cost of the ratio over its backbone, of its rivals, and of a training step.
 
     python benchmarks/latency.py [--width 1.0] [--batch-size 32] [--pairs 200] [--device cpu]
-    python benchmarks/latency.py --parts training --out runs/latency-training
+    python benchmarks/latency.py --parts training
 
 Everything is timed against the bare backbone on the same batch, in pairs (see `timing.py`); a
 costly call is timed less often. Printed are the median ratio over the pairs and its bootstrap
@@ -53,7 +53,7 @@ from ood_osdre.sections import TrainingConfig
 from ood_osdre.tasks.reports import count
 from ood_osdre.training import Trainer
 
-RESULTS = Path(__file__).parent / "results" / "latency"
+OUT = Path("runs") / "latency"
 
 PARTS = ["scoring", "precision", "training", "batch", "pixels", "memory"]
 SEED = 0
@@ -260,7 +260,7 @@ def parser() -> argparse.ArgumentParser:
     add("--batch-size", type=count(1), default=32)
     add("--pairs", type=count(LEAST_PAIRS), default=200)
     add("--device", help="default: a GPU if there is one")
-    add("--out", type=Path, metavar="DIR", help="needed where --parts leaves some out")
+    add("--out", type=Path, default=OUT, metavar="DIR")
     return p
 
 
@@ -279,11 +279,8 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--parts precision: needs a GPU, got --device {device}.")
     if "training" in parts and args.batch_size < 2:
         raise UserError("--batch-size 1: a training step takes an image of each end, expected 2.")
-    if args.out is None and set(parts) != set(possible):
-        raise UserError("--out: expected a folder, as the default's record is of every part.")
-
-    out, results = args.out or RESULTS, Results()
-    require_writable(out)
+    require_writable(args.out)
+    results = Results()
     bench = Bench(args, device)
     for part in parts:
         results |= getattr(bench, part)()
@@ -294,7 +291,7 @@ def run(args: argparse.Namespace) -> int:
         seed=SEED,
         device=device_name(device),
         results=results,
-    ).write(out / "run.json")
+    ).write(args.out / "run.json")
     return 0
 
 

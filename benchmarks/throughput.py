@@ -50,7 +50,7 @@ from ood_osdre.records import RunRecord
 from ood_osdre.scores import ROLES
 from ood_osdre.tasks.reports import count
 
-RESULTS = Path(__file__).parent / "results" / "throughput"
+OUT = Path("runs") / "throughput"
 HOST_BATCH = 200  # OpenOOD's default
 SEED = 0
 
@@ -238,7 +238,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     add("--threads", type=count(1), help="torch's threads")
     add("--device", default="cpu")
-    add("--out", type=Path, default=RESULTS)
+    add("--out", type=Path, default=OUT)
     args = parser.parse_args(argv)
     return exit_status(lambda: run(args))
 

@@ -3,9 +3,9 @@ r"""What options of a configuration cannot be meant together.
 Nothing here imports torch, as nothing in :mod:`ood_osdre.config` does.
 """
 
-__all__ = ["conflicts"]
+__all__ = ["conflicts", "unread"]
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -30,6 +30,12 @@ EXTRAS = {
     "direct": ("class_weight", "outlier_exposure", "shrinkage"),
     "time_conditioned": (),
     "classifier": ("outlier_exposure",),
+}
+# What reads an option of `evaluation` that not everything reads.
+READERS = {
+    **dict.fromkeys(("select", "use_ood_val"), "training"),
+    **dict.fromkeys(("solver", "evaluations", "tolerance"), "time_conditioned"),
+    **dict.fromkeys(("score", "neighbours"), "classifier"),
 }
 # The terms that have a form with a data score.
 DATA_SCORED = ("conditional", "time_score")
@@ -57,6 +63,22 @@ def conflicts(config: "Config") -> Iterator[str]:
             f"data.mixture: got {mixture:g}, expected at most {1 - broaden:g}, what "
             f"data.broaden ({broaden:g}) leaves."
         )
+
+
+def unread(overrides: Sequence[str], estimator: str) -> Iterator[str]:
+    r"""Yields what would change nothing where a trained model is evaluated, as ends of messages.
+
+    Arguments:
+        overrides: `"evaluation.NAME=value"` texts.
+        estimator: The estimator of the model.
+    """
+    for override in overrides:
+        key = override.partition("=")[0].strip()
+        reader = READERS.get(key.removeprefix("evaluation."), estimator)
+        if reader == "training":
+            yield f"{key}: is for training, and --checkpoint trains nothing."
+        elif reader != estimator:
+            yield f"{key}: is for estimator {reader}, this one is {estimator}."
 
 
 def _objective_conflicts(config: "Config") -> Iterator[str]:

@@ -9,6 +9,7 @@ is `val_auroc`. OOD validation lists join only on request, which the run record 
 __all__ = [
     "Evaluation",
     "Validation",
+    "check_neighbours",
     "count_parameters",
     "deployed",
     "evaluate_benchmark",
@@ -32,6 +33,7 @@ from .calibration import ratio_calibration
 from .data import BenchmarkData, ImageSet
 from .data.development import development_sets
 from .data.preprocess import Preprocess
+from .errors import UserError
 from .metrics import ood_metrics
 from .ratio import RatioModel
 from .scores import Scores
@@ -100,6 +102,7 @@ class Validation:
         limit: The number of images of each set; None for all, but of the near images no more
             than twice as many as of the ID ones.
         ood_val: OOD validation images, which then join the near images.
+        id_train: The ID training set, which the score `knn` of a classifier needs.
     """
 
     def __init__(
@@ -110,8 +113,10 @@ class Validation:
         batch_size: int = 512,
         limit: int | None = None,
         ood_val: ImageSet | None = None,
+        id_train: ImageSet | None = None,
     ) -> None:
         self.preprocess, self.batch_size = preprocess, batch_size
+        self.id_train = id_train
         self.id_val = _thinned(id_val, limit)
         size = len(self.id_val)
         # Not more images than a validation every few hundred steps can afford.
@@ -122,6 +127,9 @@ class Validation:
 
     def __call__(self, ratio: RatioModel) -> dict[str, float]:
         r"""Returns the validation numbers of a ratio."""
+        if isinstance(ratio, Classifier) and ratio.score == "knn" and self.id_train is not None:
+            # Anew each time, as the features are those of the weights.
+            _fit_neighbours(ratio, self.id_train, self.preprocess, self.batch_size)
         id_scores, predicted = self._score(ratio, self.id_val.images)
 
         def scores(images: Images) -> NDArray[np.float32]:
@@ -238,6 +246,9 @@ def deployed(
         options: The solver of a time-conditioned ratio, the score of a classifier.
         id_train: The ID training set, whose features are the neighbours of the score `knn`.
         preprocess: The preprocessing, with the statistics of the ID data.
+
+    Raises:
+        UserError: If there are fewer ID training images than neighbours asked for.
     """
     model = ratio.fold()
     if isinstance(model, TimeConditionedRatio):
@@ -246,13 +257,35 @@ def deployed(
     if isinstance(model, Classifier):
         model.score, model.neighbours = options.score, options.neighbours
         if options.score == "knn":
-            size = options.batch_size
-            starts = range(0, len(id_train), size)
-            model.fit(
-                preprocess(torch.as_tensor(np.ascontiguousarray(id_train.images[i : i + size])))
-                for i in starts
-            )
+            check_neighbours(model, id_train)
+            _fit_neighbours(model, id_train, preprocess, options.batch_size)
     return model
+
+
+def check_neighbours(ratio: RatioModel, id_train: ImageSet) -> None:
+    r"""Raises an error if a classifier's score `knn` asks for more neighbours than there are.
+
+    Arguments:
+        ratio: The model, of any kind.
+        id_train: The ID training set.
+    """
+    if not isinstance(ratio, Classifier) or ratio.score != "knn":
+        return
+    if ratio.neighbours > len(id_train):
+        raise UserError(
+            f"evaluation.neighbours: got {ratio.neighbours}, expected at most {len(id_train)}, "
+            "the number of ID training images."
+        )
+
+
+def _fit_neighbours(
+    model: Classifier, id_train: ImageSet, preprocess: Preprocess, size: int
+) -> None:
+    starts = range(0, len(id_train), size)
+    model.fit(
+        preprocess(torch.as_tensor(np.ascontiguousarray(id_train.images[i : i + size])))
+        for i in starts
+    )
 
 
 def _thinned(images: ImageSet, limit: int | None) -> ImageSet:

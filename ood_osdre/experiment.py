@@ -24,6 +24,7 @@ from .data.preprocess import Preprocess
 from .errors import UserError
 from .evaluation import (
     Validation,
+    check_neighbours,
     count_parameters,
     deployed,
     evaluate_benchmark,
@@ -129,6 +130,7 @@ def train_run(
     metadata = _metadata(config, data, classes)
 
     ratio = build_ratio(config, classes).to(device)
+    check_neighbours(ratio, data.id_train)
     moments = Moments.of(*(preprocess.sample(s.images) for s in (reference, data.id_train)))
     times, objective = prepare_objective(config, moments, ratio)
     if config.evaluation.use_ood_val and data.ood_val is None:
@@ -142,6 +144,7 @@ def train_run(
         config.evaluation.batch_size,
         config.data.val_limit,
         data.ood_val if config.evaluation.use_ood_val else None,
+        data.id_train,
     )
     batches = PairBatches(
         data.id_train,

@@ -13,7 +13,9 @@ from .sections import TrainingConfig
 
 
 def learning_rate_factor(step: int, options: TrainingConfig) -> float:
-    r"""Returns the share of the peak learning rate: linear warm-up, then cosine decay to zero.
+    r"""Returns the share of the peak learning rate: linear warm-up times a cosine decay.
+
+    The cosine runs over all steps, from the first, and ends at zero.
 
     Arguments:
         step: The number of steps done.

@@ -9,11 +9,19 @@ and a time-conditioned network pays one evaluation for each time that a rule vis
 serve the tests, and comparisons with such rivals. They are no way to use our own model: its
 coefficients :math:`h(x)` do not depend on the time, so one network evaluation suffices whatever
 the rule, and the closed form needs no rule at all. `evaluations` therefore counts calls of the
-function that was passed in.
+function that was passed in. Log-ratios are in single precision at least, whatever the inputs are.
 """
 
-__all__ = ["Quadrature", "composite_rule", "gauss_legendre", "ode", "trapezoid"]
+__all__ = [
+    "Quadrature",
+    "check_tolerance",
+    "composite_rule",
+    "gauss_legendre",
+    "ode",
+    "trapezoid",
+]
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
@@ -103,12 +111,17 @@ def ode(
     the scaled errors over the batch, so the number of evaluations depends on the batch. As any
     adaptive rule it may step over a bump that is narrower than its steps without noticing.
 
+    Note:
+        The error is common to a batch and differs between batches: where inputs of several
+        batches are ranked against each other, the tolerance has to be well below the spread of
+        their log-ratios.
+
     Arguments:
         score: A function of `x` and of times with shape :math:`(B)`, to scores with shape
             :math:`(B)`.
         x: The inputs, with shape :math:`(B, *)`.
-        rtol: The relative tolerance.
-        atol: The absolute tolerance, in nats.
+        rtol: The relative tolerance, above 0.
+        atol: The absolute tolerance in nats, above 0.
         t_min: The lower limit.
         t_max: The upper limit.
         method: A method of :func:`scipy.integrate.solve_ivp`.
@@ -117,24 +130,44 @@ def ode(
         The log-ratio, with shape :math:`(B)`, and the number of evaluations.
 
     Raises:
-        ValueError: If the limits are not increasing.
-        RuntimeError: If the solver gives up.
+        ValueError: If the limits are not increasing, or a tolerance is not positive and finite.
+        RuntimeError: If the solver gives up, or a score is not finite.
     """
     # Imported here: training needs the rules, and no solver.
     from scipy.integrate import solve_ivp
 
     _check_interval(t_min, t_max)
+    check_tolerance("rtol", rtol)
+    check_tolerance("atol", atol)
 
     def slope(t: float, _: np.ndarray) -> np.ndarray:
-        return score(x, x.new_full((len(x),), t)).cpu().double().numpy()
+        s = score(x, x.new_full((len(x),), t)).cpu().double().numpy()
+        # The solver would shorten its step thousands of times before it gives up.
+        if bad := int((~np.isfinite(s)).sum()):
+            raise RuntimeError(
+                f"The ODE solver stopped at t = {t}: the score of {bad} of {len(s)} inputs is "
+                "not finite."
+            )
+        return s
 
     solution = solve_ivp(
         slope, (t_min, t_max), np.zeros(len(x)), method=method, rtol=rtol, atol=atol
     )
     if not solution.success:
         raise RuntimeError(f"The ODE solver stopped at t = {solution.t[-1]}: {solution.message}")
-    log_ratio = torch.as_tensor(solution.y[:, -1]).to(x.dtype).to(x.device)
+    log_ratio = torch.as_tensor(solution.y[:, -1]).to(_at_least_single(x)).to(x.device)
     return Quadrature(log_ratio, int(solution.nfev))
+
+
+def check_tolerance(name: str, tolerance: float) -> None:
+    r"""Raises a :class:`ValueError` if a tolerance, with which no solver would end, is given.
+
+    Arguments:
+        name: The name of the argument.
+        tolerance: Its value.
+    """
+    if not 0 < tolerance < math.inf:
+        raise ValueError(f"'{name}' should be positive and finite, got {tolerance}.")
 
 
 def composite_rule(edges: np.ndarray, nodes: int) -> tuple[np.ndarray, np.ndarray]:
@@ -155,10 +188,14 @@ def composite_rule(edges: np.ndarray, nodes: int) -> tuple[np.ndarray, np.ndarra
 
 @torch.no_grad()
 def _weighted_sum(score: Score, x: Tensor, times: np.ndarray, weights: np.ndarray) -> Quadrature:
-    total = x.new_zeros(len(x))
+    total = x.new_zeros(len(x), dtype=_at_least_single(x))
     for t, weight in zip(times.tolist(), weights.tolist(), strict=True):
         total = total + weight * score(x, x.new_full((len(x),), t))
     return Quadrature(total, len(times))
+
+
+def _at_least_single(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
 
 
 def _check_count(name: str, count: int) -> None:

@@ -200,7 +200,7 @@ class TrainingConfig(Section):
         lr: The peak learning rate of AdamW.
         weight_decay: Its weight decay; none on norms, biases, basis and path.
         basis_lr_factor: A factor on the learning rate of the basis shapes.
-        warmup: The steps of linear warm-up before the cosine decay.
+        warmup: The steps of linear warm-up, a factor on the cosine decay over all steps.
         clip: The largest gradient norm; 0 for no clipping.
         ema: The decay of the averaged weights; 0 for none.
         eval_every: The steps between validations.
@@ -255,7 +255,8 @@ class EvaluationConfig(Section):
         solver: How a time-conditioned score is integrated: by the trapezoidal rule, or by an
             adaptive Runge-Kutta method; the run record says how many evaluations it took.
         evaluations: The number of network evaluations of its trapezoidal rule.
-        tolerance: The tolerance of its adaptive method, relative and, in nats, absolute.
+        tolerance: The tolerance of its adaptive method, relative and, in nats, absolute. Errors
+            differ from batch to batch, so it has to be well below the spread of the log-ratios.
         score: The score of a classifier.
         neighbours: The :math:`k` of its nearest-neighbour score.
     """

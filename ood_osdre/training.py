@@ -193,7 +193,7 @@ class Trainer:
             self.log.start(self.outcome.step)
         started, before = time.monotonic(), self.outcome.seconds
         self._began = self.outcome.step, started
-        options, out = self.options, self.outcome
+        options, out, look = self.options, self.outcome, 0
         bar = tqdm(
             total=options.steps, initial=out.step, disable=not progress, unit="step", leave=True
         )
@@ -205,10 +205,12 @@ class Trainer:
                 validated = self._due(options.eval_every)
                 if validated or out.step % REPORT_EVERY == 0:
                     self._report(bar, losses, validated)
-                if out.step < options.steps:  # nothing is left to resume after the last
+                # Nothing is left to resume after the last.
+                if look <= out.step < options.steps:
                     elapsed = time.monotonic() - started
-                    out.reason = _stop_reason(received, time_budget, elapsed)
-                    out.reason = distributed.from_first(out.reason)
+                    reason = _stop_reason(received, time_budget, elapsed)
+                    look = out.step + self._stride(elapsed)
+                    out.reason, look = distributed.from_first((reason, look))
                 if out.reason or self._due(options.checkpoint_every):
                     self._check_finite(losses)
                     self._save()
@@ -217,6 +219,17 @@ class Trainer:
         out.finished, out.reason = True, "finished"
         self._finish()
         return out
+
+    def _stride(self, elapsed: float) -> int:
+        r"""Returns the number of steps to the next look at the signals and the time budget.
+
+        Processes wait for each other and for the device to agree on it, so that several of them
+        look about once a second.
+        """
+        if distributed.world_size() == 1:
+            return 1
+        steps = self.outcome.step - self._began[0]
+        return max(1, min(REPORT_EVERY, int(steps / max(elapsed, 1e-9))))
 
     def _due(self, every: int) -> bool:
         return self.outcome.step % every == 0 or self.outcome.step == self.options.steps

@@ -234,6 +234,25 @@ def test_neighbours_are_those_of_scikit_learn() -> None:
     np.testing.assert_allclose(-model.log_ratio(x).detach().numpy(), distances[:, 2], atol=1e-7)
 
 
+def test_too_few_neighbours_leave_none() -> None:
+    model = make_classifier("knn")
+    with pytest.raises(ValueError, match="at least 3 inputs, got 2"):
+        model.fit([torch.randn(2, DIM)])
+    with pytest.raises(ValueError, match="needs 'fit' first"):
+        model.log_ratio(torch.randn(1, DIM))
+
+
+@pytest.mark.parametrize("solver", ["trapezoid", "ode"])
+def test_a_network_in_half_precision_gives_log_ratios_in_single(solver: str) -> None:
+    class Half(nn.Module):
+        def forward(self, x: Tensor, t: Tensor) -> Tensor:
+            return x[:, 0].half()
+
+    ratio = TimeConditionedRatio(Half(), solver=solver)
+    x = torch.randn(B, DIM, dtype=torch.float16)
+    assert ratio.log_ratio(x).dtype is torch.float32
+
+
 def test_outlier_exposure_is_least_at_the_uniform_distribution() -> None:
     draw = make_draw()
     model = make_classifier("msp")
@@ -288,6 +307,8 @@ def test_yardsticks_are_those_of_pytorch_ood() -> None:
         (lambda: make_classifier("knn").fit([torch.zeros(2, DIM)]), "at least 3 inputs"),
         (lambda: TimeConditionedRatio(nn.Identity(), 1), "'evaluations' should be at least 2"),
         (lambda: TimeConditionedRatio(nn.Identity(), solver="euler"), "'solver' should be one of"),
+        (lambda: TimeConditionedRatio(nn.Identity(), tolerance=0.0), "'tolerance' should be pos"),
+        (lambda: TimeConditionedRatio(nn.Identity(), tolerance=np.nan), "'tolerance' should be"),
     ],
 )
 def test_bad_arguments_are_refused(make: Callable[[], object], match: str) -> None:

@@ -3,6 +3,8 @@ r"""The grids of runs and their tables: what is skipped, what fails, and what th
 import argparse
 import json
 import shutil
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -363,3 +365,35 @@ def test_path_terms_compares_equal_seeds_only(tmp_path: Path) -> None:
     assert [row.split(" | ")[:3] for row in rows] == [
         ["| base", "3", "50.00"], [f"| {names[0]}", "1", "+10.00"],
     ]  # fmt: skip
+
+
+def test_an_error_of_a_run_is_told_and_not_its_hint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import grid
+
+    args = arguments(tmp_path, "--only", "a", "--id", "cifar10", "--benchmark", "pack")
+    args.data_root = tmp_path / "absent"
+    assert grid.run_grid({"a": grid.Method([])}, args) == 1
+    assert "a, seed 0: failed: error: " in capsys.readouterr().err
+
+
+def test_an_interrupted_grid_stops_its_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import grid
+
+    def interrupted(*_: object, **__: object) -> Iterator[str]:
+        while not grid.RUNNING:
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+        yield
+
+    monkeypatch.setattr(grid, "tqdm", interrupted)
+    args = arguments(tmp_path, "--only", "a", "b", "--steps", "100000")
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        grid.run_grid({"a": grid.Method([]), "b": grid.Method([])}, args)
+    assert time.monotonic() - began < 60
+    assert not grid.RUNNING
+    assert not (tmp_path / "scratch" / "out" / "b").exists()

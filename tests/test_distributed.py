@@ -41,6 +41,19 @@ def test_a_plain_run_is_the_first_and_only_process() -> None:
     assert distributed.from_first("x") == "x"
 
 
+def test_the_mean_over_processes_is_one_and_leaves_its_argument(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def all_reduce(value: torch.Tensor) -> None:
+        value += 4 + 9  # what two others hold
+
+    monkeypatch.setattr(distributed, "world_size", lambda: 3)
+    monkeypatch.setattr(distributed.dist, "all_reduce", all_reduce)
+    own = torch.tensor(2.0)
+    assert distributed.mean_over_processes(own) == (2 + 4 + 9) / 3
+    assert own == 2
+
+
 @pytest.mark.parametrize("size", [0, 1, 2, 7, 10])
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_shares_neither_overlap_nor_lose(

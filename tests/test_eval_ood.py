@@ -192,6 +192,57 @@ AGAIN = {
 }
 
 
+KNN = ["estimator=classifier", "objective.endpoint=0", "objective.class_weight=1"]
+KNN += ["data.broaden=0", "evaluation.score=knn"]
+IDLE = {
+    "one_step": ["solver=ode", "tolerance=1e-3", "evaluations=5", "score=knn", "neighbours=3"],
+    "time_conditioned": ["score=energy"],
+    "classifier": ["solver=ode"],
+}
+
+
+def test_nearest_neighbours_are_validated_as_they_are_scored(tmp_path: Path) -> None:
+    command = ["--id", "digits", "--out", str(tmp_path), "--max-steps", "2", *FAST, *KNN]
+    assert main([*command, "evaluation.neighbours=3"]) == 0
+    record = json.loads((tmp_path / "run.json").read_text())
+    assert {"val_near", "val_far", "val_auroc"} <= set(record["validation"]["best"])
+
+
+def test_more_neighbours_than_images_are_refused_before_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["--id", "digits", "--out", str(tmp_path), *FAST, *KNN]
+    assert main([*command, "evaluation.neighbours=100000"]) == FAILED
+    (error,) = (x for x in capsys.readouterr().err.splitlines() if x.startswith("error: "))
+    assert "evaluation.neighbours: got 100000, expected at most" in error
+    assert not (tmp_path / "log.jsonl").exists()
+
+
+@pytest.mark.parametrize("estimator", ["one_step", *RIVALS])
+def test_options_that_do_nothing_with_a_checkpoint_are_refused(
+    tmp_path: Path, estimator: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    command = ["--id", "digits", "--out", str(first), "--max-steps", "1", *FAST]
+    assert main([*command, f"estimator={estimator}", *RIVALS.get(estimator, [])]) == 0
+    idle = [(o, "is for estimator") for o in IDLE.get(estimator, IDLE["one_step"])]
+    idle += [(o, "is for training") for o in ("select=val_near", "use_ood_val=false")]
+    command = ["--checkpoint", str(first), "--out", str(second), "--quiet", "--device", "cpu"]
+    capsys.readouterr()
+    for option, reason in idle:
+        assert main([*command, f"evaluation.{option}"]) == FAILED
+        error = capsys.readouterr().err
+        assert f"evaluation.{option.partition('=')[0]}: {reason}" in error
+        assert error.count("\n") == 1
+    assert not second.exists()
+
+    if estimator == "classifier":
+        many = ["evaluation.score=knn", "evaluation.neighbours=100000"]
+        assert main([*command, *many]) == FAILED
+        assert "expected at most" in capsys.readouterr().err
+        assert not (second / "run.json").exists()
+
+
 @pytest.mark.parametrize("estimator", RIVALS)
 def test_a_rival_is_trained_scored_and_scored_anew(tmp_path: Path, estimator: str) -> None:
     first, second = tmp_path / "first", tmp_path / "second"

@@ -1,5 +1,6 @@
 r"""Tests of exported scorers: they agree with the original, whatever the batch."""
 
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -92,6 +93,32 @@ def test_a_wrong_preprocessing_inside_the_file_is_found(
     monkeypatch.setattr(export, "DeployedScorer", Wrong)
     with pytest.raises(UserError, match=r"differ by .* nothing was written"):
         export_scorer(make(), tmp_path / "scorer.pt2")
+    assert not list(tmp_path.iterdir())
+
+
+def test_wrong_logits_inside_the_file_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Wrong(export.DeployedScorer):
+        def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            log_ratio, logits = super().forward(images)
+            return log_ratio, -logits
+
+    monkeypatch.setattr(export, "DeployedScorer", Wrong)
+    with pytest.raises(UserError, match=r"original logits differ by .* nothing was written"):
+        export_scorer(make(), tmp_path / "scorer.pt2")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
+    # Without the line, torch's own writer ends the process, and this test with it.
+    scorer, limit = make(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, limit[1]))
+    try:
+        with pytest.raises(UserError, match=r"pt2: cannot be written: File too large$"):
+            export_scorer(scorer, tmp_path / "scorer.pt2")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     assert not list(tmp_path.iterdir())
 
 

@@ -297,6 +297,17 @@ def test_path_variance_is_the_integral_and_descends() -> None:
     assert loss().mean() < first.mean() - 0.1
 
 
+@pytest.mark.parametrize("term", [JointScoreMatching, ConditionalJointScoreMatching])
+def test_the_balance_is_a_factor_on_the_data_part(term: type[Term]) -> None:
+    path, ratio, draw = make_path(), make_ratio(), make_draw()
+    none, one, three = (
+        Objective({"x": (1.0, term(path, Score(), balance=b))})(ratio, draw)["x"].detach()
+        for b in (0.0, 1.0, 3.0)
+    )
+    assert ((one - none).abs() > 1e-3).all()
+    torch.testing.assert_close(three - none, 3 * (one - none))
+
+
 def test_vectors_need_no_feature_map() -> None:
     path = make_path()
     ratio = OneStepRatio(CoefficientNetwork(MLP(3, 8), 8, 4), RBFBasis(size=4))

@@ -118,6 +118,23 @@ def test_ode_reports_failure() -> None:
         ode(lambda x, t: x / (0.5 - t).abs() ** 3, torch.ones(1))
 
 
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_ode_refuses_scores_that_are_not_finite_at_once(bad: float) -> None:
+    score = Counting(lambda x, t: x)
+    with pytest.raises(RuntimeError, match=r"stopped at t = 0.0: the score of 1 of 3 inputs"):
+        ode(score, torch.tensor([1.0, bad, 2.0]))
+    assert score.calls == 1
+
+
+@rules
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_log_ratios_are_at_least_in_single_precision(
+    rule: Callable[..., Quadrature], dtype: torch.dtype
+) -> None:
+    for given, expected in ((dtype, torch.float32), (torch.float64, torch.float64)):
+        assert rule(lambda x, t: x, torch.ones(2, dtype=given)).log_ratio.dtype is expected
+
+
 def test_composite_rule_covers_its_panels() -> None:
     edges = np.array([0.0, 0.1, 0.5, 1.0])
     times, weights = composite_rule(edges, 3)
@@ -134,6 +151,9 @@ def test_composite_rule_covers_its_panels() -> None:
         (partial(trapezoid, steps=0), "'steps' should be at least 1, got 0"),
         (partial(gauss_legendre, nodes=0), "'nodes' should be at least 1, got 0"),
         (partial(ode, t_min=1.0, t_max=0.5), "'t_min' should be below 't_max', got 1.0 and 0.5"),
+        (partial(ode, rtol=0.0), "'rtol' should be positive and finite, got 0.0"),
+        (partial(ode, atol=float("nan")), "'atol' should be positive and finite, got nan"),
+        (partial(ode, atol=float("inf")), "'atol' should be positive and finite, got inf"),
     ],
 )
 def test_rejects_bad_arguments(call: Callable[..., Quadrature], message: str) -> None:

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ood_osdre import checkpoints
+from ood_osdre import checkpoints, distributed
 from ood_osdre.bases import RBFBasis
 from ood_osdre.errors import UserError
 from ood_osdre.networks import MLP, CoefficientNetwork
@@ -248,6 +248,45 @@ def test_an_unknown_selection_key_names_the_known_ones() -> None:
     trainer.select = "val_auc"
     with pytest.raises(UserError, match="'val_auc' among val_auroc"):
         trainer.run(progress=False)
+
+
+@pytest.mark.parametrize("clip", [0.0, 1e-3])
+def test_gradients_are_clipped_together(clip: float) -> None:
+    trainer = make(options=replace(OPTIONS, clip=clip))
+    trainer.step(batches(0))
+    parameters = [*trainer.ratio.parameters(), *trainer.objective.parameters()]
+    norm = torch.stack([p.grad.norm() for p in parameters if p.grad is not None]).norm()
+    if clip:
+        assert float(norm) == pytest.approx(clip, rel=1e-2)
+    else:
+        assert norm > 0.1
+
+
+def test_the_average_follows_closely_at_first() -> None:
+    trainer = make(options=replace(OPTIONS, ema=0.999))
+    for decay in (1 / 10, 2 / 11):
+        before = trainer.averaged.network.head.weight.clone()
+        trainer.step(batches(trainer.outcome.step))
+        expected = decay * before + (1 - decay) * trainer.ratio.network.head.weight
+        torch.testing.assert_close(trainer.averaged.network.head.weight, expected.detach())
+
+
+def test_processes_agree_on_when_to_stop_about_once_a_second(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trainer = make()
+    looks = []
+    monkeypatch.setattr(distributed, "share", lambda size: slice(0, size))
+    monkeypatch.setattr(distributed, "mean_over_processes", lambda value: value)
+    monkeypatch.setattr(distributed, "from_first", lambda v: looks.append(v) or v)
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
+    assert [trainer._stride(10.0)] == [1]
+    trainer.outcome.step = 50
+    assert [trainer._stride(t) for t in (1.0, 10.0, 100.0)] == [20, 5, 1]
+
+    trainer.outcome.step = 0
+    assert trainer.run(time_budget=1e9, progress=False).finished
+    assert 1 <= len(looks) < OPTIONS.steps / 2
 
 
 def test_the_average_holds_the_basis_too() -> None:

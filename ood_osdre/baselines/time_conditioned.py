@@ -33,7 +33,7 @@ from ..networks import Coefficients
 from ..objectives import Constant, Draw, Times, UniformTimes, Weight
 from ..objectives.marginal import time_score_loss
 from ..paths import GaussianPath
-from ..quadrature import Quadrature, ode, trapezoid
+from ..quadrature import Quadrature, check_tolerance, ode, trapezoid
 from ..ratio import RatioModel
 
 SOLVERS = ("trapezoid", "ode")
@@ -54,7 +54,7 @@ class TimeConditionedRatio(RatioModel):
         evaluations: The number of network evaluations of the trapezoidal rule, at least 2.
         t_range: The interval that was trained on, which is what is integrated over.
         solver: `"trapezoid"`, or `"ode"` for an adaptive Runge-Kutta method.
-        tolerance: The relative and absolute tolerance of the adaptive method.
+        tolerance: The relative and absolute tolerance of the adaptive method, above 0.
     """
 
     def __init__(
@@ -70,6 +70,7 @@ class TimeConditionedRatio(RatioModel):
             raise ValueError(f"'evaluations' should be at least 2, got {evaluations}.")
         if solver not in SOLVERS:
             raise ValueError(f"'solver' should be one of {SOLVERS}, got {solver!r}.")
+        check_tolerance("tolerance", tolerance)
         self.network = network
         self.evaluations, self.t_range = evaluations, t_range
         self.solver, self.tolerance = solver, tolerance
@@ -167,5 +168,13 @@ class TimeConditionedScoreMatching(nn.Module):
         scores = ratio.time_score(x, at)
         (derivative,) = torch.autograd.grad(scores[:size].sum(), at, create_graph=True)
         s, s_low, s_high = scores.split(size)
-        loss = time_score_loss(self.weight, self.times, t, s, derivative[:size], s_low, s_high)
+        loss = time_score_loss(
+            self.weight,
+            self.times,
+            t,
+            s=s,
+            derivative=derivative[:size],
+            s_low=s_low,
+            s_high=s_high,
+        )
         return {"time_score": loss, "total": loss}

@@ -79,11 +79,12 @@ class Classifier(RatioModel):
             The classifier itself, in evaluation mode.
         """
         self.eval()
-        self.bank = torch.cat([_unit(self.backbone(x)) for x in batches])
-        if len(self.bank) < self.neighbours:
+        bank = torch.cat([_unit(self.backbone(x)) for x in batches])
+        if len(bank) < self.neighbours:
             raise ValueError(
-                f"'batches' should hold at least {self.neighbours} inputs, got {len(self.bank)}."
+                f"'batches' should hold at least {self.neighbours} inputs, got {len(bank)}."
             )
+        self.bank = bank
         return self
 
     def coefficients(self, x: Tensor) -> Coefficients:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from ..claims import claimed
 from ..config import Config, load_config, override_config
+from ..conflicts import unread
 from ..data.manifests import BENCHMARKS, benchmark_names
 from ..errors import FAILED, UserError, exit_status
 from ..resources import names
@@ -213,6 +214,8 @@ def evaluate_checkpoint(args: argparse.Namespace) -> "MetricsTable":
     scorer = load_scorer(args.checkpoint, device)
     source = str(args.checkpoint)
     config = override_config(scorer.metadata["config"], args.overrides, source)
+    for problem in unread(args.overrides, config.estimator):  # the record would say it was used
+        raise UserError(f"--checkpoint {source}: {problem}")
     if args.id not in (None, config.id):
         raise UserError(f"--checkpoint {source}: trained with --id {config.id}, not {args.id}.")
     manifest = load_manifest(args.benchmark or config.benchmark, config.id)

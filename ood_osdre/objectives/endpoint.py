@@ -128,7 +128,7 @@ class EndTerm(Term):
 
 
 class EndPointLoss(EndTerm):
-    r"""A proper composite (Bregman) loss on the log-ratio at the two ends.
+    r"""A loss of a density ratio on the log-ratio at the two ends.
 
     With :math:`f_0` and :math:`f_1` the log-ratios at a reference and an ID point, the loss is
 
@@ -162,6 +162,9 @@ class EndPointLoss(EndTerm):
     30 for `"kliep"`, 20 for `"pw"` and 15 for least squares counts as that. The logistic loss and
     InfoNCE need no cap and ignore it.
 
+    All but `"infonce"`, `"chisq"` and `"pw_ridge"` are proper composite losses: they match the
+    ratio in a Bregman divergence.
+
     Arguments:
         path: The path, whose dequantised ends are used; None only for clean ends.
         loss: One of the keys of :data:`LOSSES`.
@@ -172,6 +175,24 @@ class EndPointLoss(EndTerm):
     References:
         | Density-ratio matching under the Bregman divergence (Sugiyama et al., 2012)
         | https://doi.org/10.1007/s10463-011-0343-8
+
+        | Noise-contrastive estimation (Gutmann and Hyvärinen, 2010): `"logistic"`, `"nce"`
+        | https://proceedings.mlr.press/v9/gutmann10a.html
+
+        | Representation learning with contrastive predictive coding (van den Oord et al., 2018):
+          `"infonce"`
+        | https://arxiv.org/abs/1807.03748
+
+        | A least-squares approach to direct importance estimation (Kanamori et al., 2009):
+          `"lsif"`, `"chisq"`
+        | https://jmlr.org/papers/v10/kanamori09a.html
+
+        | Direct importance estimation for covariate shift adaptation (Sugiyama et al., 2008):
+          `"kliep"`
+        | https://doi.org/10.1007/s10463-008-0197-x
+
+        | Binary losses for density ratio estimation (Zellinger, 2025): `"pw"`
+        | https://arxiv.org/abs/2407.01371
     """
 
     def __init__(

@@ -87,10 +87,10 @@ class TimeScoreMatching(PathTerm):
             self.weight,
             self.times,
             draw.t,
-            ratio.score(h, draw.t),
-            ratio.score_derivative(h, draw.t),
-            ratio.score(at[self.low_point].total, low),
-            ratio.score(at[self.high_point].total, high),
+            s=ratio.score(h, draw.t),
+            derivative=ratio.score_derivative(h, draw.t),
+            s_low=ratio.score(at[self.low_point].total, low),
+            s_high=ratio.score(at[self.high_point].total, high),
         )
 
     def _ends(self, draw: Draw) -> tuple[Tensor, Tensor]:
@@ -101,6 +101,7 @@ def time_score_loss(
     weight: Weight,
     times: Times,
     t: Tensor,
+    *,
     s: Tensor,
     derivative: Tensor,
     s_low: Tensor,

@@ -68,10 +68,10 @@ class MixtureScoreMatching(EndTerm):
                 self.weight,
                 self.times,
                 t,
-                ratio.score(h, t),
-                ratio.score_derivative(h, t),
-                low,
-                high,
+                s=ratio.score(h, t),
+                derivative=ratio.score_derivative(h, t),
+                s_low=low,
+                s_high=high,
             )
             for h in (h_0, h_1)
         )
