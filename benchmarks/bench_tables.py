@@ -79,12 +79,6 @@ def gradient_snr(results: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _snr(row: Mapping[str, Any]) -> list[str]:
-    if "snr_error" in row:  # a record of one seed, with errors over its samples alone
-        return [
-            f"{row['snr']:.1e} ± {row['snr_error']:.0e}",
-            f"{row['samples_for_snr_1']:.1e}",
-            f"{row['direct_snr']:.1e} ± {row['direct_snr_error']:.0e}",
-        ]
     snr, direct = np.median(row["snr"]), np.median(row["direct_snr"])
     return [
         f"{snr:.1e} ({min(row['snr']):.1e} to {max(row['snr']):.1e})",

@@ -61,8 +61,19 @@ def compared(group: str) -> str:
 
 def finalists() -> str:
     r"""Returns the table of the longer runs."""
-    default = {"end-point + class + broad": read_run(RESULTS / "finalists" / "default")}
-    return study.table(RESULTS / "finalists", default)
+    default = {"end-point + class + broad": [read_run(RESULTS / "finalists" / "default")]}
+    return study.table(study.read(RESULTS / "finalists") | default)
+
+
+def short() -> str:
+    r"""Returns the table of runs that are hardly trained."""
+    return study.table(
+        {
+            f"{title}, {steps} step{'s' if steps > 1 else ''}": runs
+            for steps in (1, 60)
+            for title, runs in study.read(RESULTS / "short" / str(steps)).items()
+        }
+    )
 
 
 def paths(stage: str) -> str:
@@ -71,7 +82,8 @@ def paths(stage: str) -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "study": lambda: study.table(study.RESULTS),
+    "study": lambda: study.table(study.read(study.RESULTS)),
+    "short": short,
     "finalists": finalists,
     "cifar10-pack": lambda: run_table("cifar10_pack_cpu"),
     "cifar10-pack-long": lambda: run_table("cifar10_pack_long"),

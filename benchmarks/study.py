@@ -70,17 +70,18 @@ TEST = {"near (test)": "nearood", "far (test)": "farood", "mnist": "mnist"}
 TEST["fashion_mnist"] = "fashion_mnist"
 
 
-def table(folder: Path, others: Mapping[str, Run] | None = None) -> str:
+def read(folder: Path) -> dict[str, list[Run]]:
+    r"""Returns the runs of a study by the titles of its methods."""
+    found = (runs_of(method) for method in sorted(folder.iterdir()))
+    return {runs[0].record["config"]["title"]: runs for runs in found if runs}
+
+
+def table(methods: Mapping[str, Sequence[Run]]) -> str:
     r"""Returns the table of a study: methods by validation AUROC, best first.
 
     Arguments:
-        folder: The folder of the study.
-        others: Further runs by the title to give them.
+        methods: The runs of each method.
     """
-    methods = {title: [run] for title, run in (others or {}).items()}
-    for method in sorted(folder.iterdir()):
-        if runs := runs_of(method):
-            methods[runs[0].record["config"]["title"]] = runs
     rows = [
         [
             title,

@@ -100,7 +100,11 @@ def read_checkpoint(folder: Path, name: str) -> tuple[dict[str, Tensor], dict[st
         own = {key: metadata.pop(key) for key in OWN_KEYS}
         tensors, digest = folder / own["tensors"], own["sha256"]
     except (FileNotFoundError, NotADirectoryError):
-        raise UserError(f"{folder}: no checkpoint here, expected a file {name}.json.") from None
+        seeds = sorted(folder.glob(f"seed-*/{name}.json"))
+        hint = f"; {seeds[0].parent} holds one" if seeds else ""
+        raise UserError(
+            f"{folder}: no checkpoint here, expected a file {name}.json{hint}."
+        ) from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}.") from None
     # JSON that is broken, too deep or of another shape.

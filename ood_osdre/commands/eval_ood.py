@@ -32,11 +32,12 @@ if TYPE_CHECKING:
     from ..tables import MetricsTable
 
 UNFINISHED = 3
+COMMAND = "ood-osdre-eval"  # of an installed package
 EPILOG = """\
 examples:
-  eval_ood.py --id digits
-  eval_ood.py --id cifar10 --data-root ./data
-  eval_ood.py --id cifar10 --benchmark pack --seeds 3 training.lr=2e-3 data.broaden=0.5
+  %(prog)s --id digits
+  %(prog)s --id cifar10 --data-root ./data
+  %(prog)s --id cifar10 --benchmark pack --seeds 3 training.lr=2e-3 data.broaden=0.5
 
 A time budget or a signal saves the run and ends with status 3; go on with --resume.
 """
@@ -45,7 +46,7 @@ A time budget or a signal saves the run and ends with status 3; go on with --res
 def parser() -> argparse.ArgumentParser:
     r"""Builds the parser of the command line."""
     p = argparse.ArgumentParser(
-        prog="eval_ood.py",
+        prog=COMMAND if Path(sys.argv[0]).name == COMMAND else "eval_ood.py",
         description=__doc__,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -74,7 +75,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--max-steps", type=positive, metavar="N", help="shorten training to N steps")
     add("--time-budget", type=seconds, metavar="S", help="save and stop after S seconds")
-    add("--resume", action="store_true", help="go on with the runs of the folder")
+    add("--resume", action="store_true", help="go on with the runs of the folder, options as before")
     add("--quiet", action="store_true", help="no progress bars")
     add("overrides", nargs="*", metavar="KEY=VALUE", help="any key of the configuration")
     return p
@@ -105,7 +106,8 @@ def run(args: argparse.Namespace) -> int:
         return UNFINISHED
     if first_process():
         print(table.to_terminal())
-        print(f"\nTable, scores and plot: {args.out}")
+        several = args.seeds > 1 and not args.checkpoint
+        print(f"\nTable{', scores and plots by seed' if several else ', scores and plot'}: {args.out}")
     return 0
 
 
@@ -136,6 +138,8 @@ def train_and_evaluate(args: argparse.Namespace) -> "MetricsTable | None":
         for seed in range(config.training.seed, config.training.seed + args.seeds)
     }
     refuse_existing(args.out, folders, args.resume)
+    if args.resume and not any(holds(folder, *RESULTS) for folder in folders.values()):
+        announce(f"Nothing to go on with in {args.out}: from step 0")
     data = load_benchmark(
         manifest, args.data_root, args.cache_dir, config.reference, progress=not args.quiet
     )
