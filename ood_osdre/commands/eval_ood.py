@@ -75,7 +75,11 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--max-steps", type=positive, metavar="N", help="shorten training to N steps")
     add("--time-budget", type=seconds, metavar="S", help="save and stop after S seconds")
-    add("--resume", action="store_true", help="go on with the runs of the folder, options as before")
+    add(
+        "--resume",
+        action="store_true",
+        help="go on with the runs of the folder, options as before",
+    )
     add("--quiet", action="store_true", help="no progress bars")
     add("overrides", nargs="*", metavar="KEY=VALUE", help="any key of the configuration")
     return p
@@ -107,7 +111,9 @@ def run(args: argparse.Namespace) -> int:
     if first_process():
         print(table.to_terminal())
         several = args.seeds > 1 and not args.checkpoint
-        print(f"\nTable{', scores and plots by seed' if several else ', scores and plot'}: {args.out}")
+        print(
+            f"\nTable{', scores and plots by seed' if several else ', scores and plot'}: {args.out}"
+        )
     return 0
 
 
