@@ -98,6 +98,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "path-terms-finalists": lambda: paths("finalists"),
     "path-terms-few": lambda: paths("few"),
     "path-terms-mixed": lambda: paths("mixed"),
+    "path-terms-scarce": lambda: paths("scarce"),
     "latency": lambda: bench_tables.latency(results_of("latency")),
     "latency-training": lambda: bench_tables.latency(results_of("latency_training")),
     "latency-memory": lambda: bench_tables.latency(results_of("latency_memory")),
