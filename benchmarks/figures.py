@@ -8,9 +8,13 @@ the plane and a field of scores, is not here.
 from collections.abc import Callable
 from pathlib import Path
 
+import comparison
 import numpy as np
 from matplotlib import image
 from runs import read_run, record_of
+
+from ood_osdre.plots import draw_scores
+from ood_osdre.scores import read_scores
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -25,15 +29,10 @@ def score_densities(folder: Path, path: Path) -> None:
         folder: The run.
         path: The image to write.
     """
-    from ood_osdre.plots import score_density
-    from ood_osdre.scores import read_scores
-
-    scores = read_scores(folder / "scores.npz")
-    (id_scores,) = (s.score for s in scores.of("id").values())
-    near, far = ({n: s.score for n, s in scores.of(kind).items()} for kind in ("near", "far"))
     run = read_run(folder)
     benchmark, title = run.metrics["benchmark"].iloc[0], run.record["config"]["title"]
-    score_density(path, id_scores, near, far, f"{benchmark}: {title}" if title else benchmark)
+    scores = read_scores(folder / "scores.npz")
+    draw_scores(path, scores, f"{benchmark}: {title}" if title else benchmark)
 
 
 def tracking(folder: Path, path: Path) -> None:
@@ -43,6 +42,7 @@ def tracking(folder: Path, path: Path) -> None:
         folder: The results of the task.
         path: The image to write.
     """
+    # Imported here, as it imports torch, which the tables do without.
     from ood_osdre.tasks import kl
 
     kl.plot(path, record_of(folder, "kl.json")["results"]["rows"])
@@ -55,21 +55,7 @@ def quality(folder: Path, path: Path) -> None:
         folder: The comparison.
         path: The image to write.
     """
-    import comparison
-
     comparison.nfe_plot(comparison.collect(folder), path)
-
-
-def densities(folder: Path, path: Path) -> None:
-    r"""Draws the densities of all scores of a comparison.
-
-    Arguments:
-        folder: The comparison.
-        path: The image to write.
-    """
-    import comparison
-
-    comparison.densities(folder, path)
 
 
 #: How each is drawn from the folder that it is in.
@@ -78,7 +64,7 @@ FIGURES: dict[str, Callable[[Path, Path], None]] = {
     "cifar10_pack_long/score_density.png": score_densities,
     "digits/score_density.png": score_densities,
     "compare/nfe.png": quality,
-    "compare/densities.png": densities,
+    "compare/densities.png": comparison.densities,
     "tasks/kl/kl.png": tracking,
     "tasks/kl-d20/kl.png": tracking,
 }

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from outputs import require_writable
 from runs import record_of
 from tqdm import tqdm
 
@@ -102,10 +103,7 @@ def run_grid(methods: Mapping[str, Method], args: argparse.Namespace) -> int:
     Raises:
         UserError: If nothing can be kept in `--out`.
     """
-    try:
-        args.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{args.out}: cannot be made a folder: {error.strerror}.") from None
+    require_writable(args.out)
     seeds = range(args.first_seed, args.first_seed + args.seeds)
     grid = [(name, seed) for seed, name in itertools.product(seeds, args.only)]
     deadline = None if args.budget is None else time.monotonic() + args.budget

@@ -33,7 +33,7 @@ from .evaluation import (
 from .files import write_text_atomic
 from .objective_building import prepare_objective
 from .paths import Moments
-from .plots import score_density
+from .plots import draw_scores
 from .ratio import RatioModel
 from .records import RunRecord
 from .run_folders import identity, run_table
@@ -270,9 +270,7 @@ def evaluate_run(
 def _write_results(folder: Path, scores: Scores, table: MetricsTable, title: str) -> None:
     r"""Writes the scores, their densities and the table."""
     write_scores(folder / "scores.npz", scores)
-    (id_scores,) = (s.score for s in scores.of("id").values())
-    near, far = ({n: s.score for n, s in scores.of(kind).items()} for kind in ("near", "far"))
-    score_density(folder / "score_density.png", id_scores, near, far, title)
+    draw_scores(folder / "score_density.png", scores, title)
     table.to_csv(folder / "metrics.csv")
     write_text_atomic(folder / "metrics.md", table.to_markdown())
 

@@ -14,7 +14,7 @@ deterministic and closer to the whole than a random subset. The AUROC in the leg
 images.
 """
 
-__all__ = ["density_grid", "score_density"]
+__all__ = ["density_grid", "draw_scores", "score_density"]
 
 import os
 import textwrap
@@ -31,7 +31,7 @@ from scipy.stats import gaussian_kde
 
 from .files import atomic_path
 from .metrics import check_scores, ood_metrics
-from .scores import Scores
+from .scores import OOD_ROLES, Scores
 
 POINTS = 512
 BINS = 128
@@ -136,6 +136,19 @@ def score_density(
 
         with atomic_path(path) as temporary:
             figure.savefig(temporary)
+
+
+def draw_scores(path: str | os.PathLike[str], scores: Scores, title: str) -> None:
+    r"""Draws the densities of an evaluation's scores, see :func:`score_density`.
+
+    Arguments:
+        path: The image to write.
+        scores: The scores, of one ID set.
+        title: The title.
+    """
+    (id_scores,) = (s.score for s in scores.of("id").values())
+    near, far = ({n: s.score for n, s in scores.of(role).items()} for role in OOD_ROLES)
+    score_density(path, id_scores, near, far, title)
 
 
 def density_grid(path: str | os.PathLike[str], methods: Mapping[str, Scores]) -> None:

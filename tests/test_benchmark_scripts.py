@@ -55,6 +55,32 @@ def status_of(script: str, options: Sequence[str]) -> int | str | None:
 @pytest.mark.parametrize(
     ("script", "options", "message"),
     [
+        ("latency", ["--nfe", "1"], "expected a whole number, at least 2"),
+        ("latency", ["--sizes", "0"], "at least 1"),
+        ("latency", ["--batch-size", "0"], "at least 1"),
+        ("latency", ["--pairs", "-5"], "at least 10"),
+        ("latency", ["--width", "0"], "expected a positive multiple of 0.125"),
+        ("latency", ["--width", "0.3"], "expected a positive multiple of 0.125"),
+        ("latency", ["--width", "nan"], "expected a positive multiple of 0.125"),
+        ("latency", ["--device", "nope"], "--device nope: not available here"),
+        ("latency", ["--parts", "training", "--batch-size", "1"], "--batch-size 1: "),
+        ("latency", ["--parts", "precision", "--device", "cpu"], "precision: needs a GPU"),
+        ("latency", ["--out", "file"], "--out file: cannot be written"),
+        ("latency", ["--out", "file/below"], "--out file/below: cannot be written"),
+        (
+            "throughput",
+            ["--data-root", ".", "--device", "nope"],
+            "--device nope: not available here",
+        ),
+        (
+            "throughput",
+            ["--data-root", ".", "--threads", "-1"],
+            "expected a whole number, at least 1",
+        ),
+        ("throughput", ["--data-root", ".", "--threads", "0"], "at least 1"),
+        ("throughput", ["--data-root", ".", "--rounds", "0"], "at least 1"),
+        ("throughput", ["--data-root", ".", "--workers", "-1"], "at least 0"),
+        ("throughput", ["--data-root", ".", "--out", "file"], "--out file: cannot be written"),
         ("int8", ["absent"], "absent: no such folder"),
         ("int8", ["integral"], "integral: holds a model of estimator time_conditioned, expected"),
         ("int8", ["run", "--calibration", "0"], "expected a whole number, at least 1"),
@@ -95,6 +121,8 @@ def test_what_cannot_be_measured_is_told_before(
             network={**NETWORK, "norm": "group"},
             objective={"endpoint": 0.0, "class_weight": 0.0, "time_score": 1.0},
         )
+    if script in ("latency", "throughput"):
+        monkeypatch.setattr(importlib.import_module(script), "Bench", None)
     before = sorted(tmp_path.iterdir())
     assert status_of(script, options) == 2
     assert message in capsys.readouterr().err.splitlines()[-1]

@@ -65,35 +65,3 @@ def test_every_way_gives_the_same_scores(
     assert warm.std() > 1e-3
     for values in scores.values():
         np.testing.assert_allclose(values, warm, atol=1e-3 * warm.std())
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (["--device", "nope"], "--device nope: not available here"),
-        (["--threads", "-1"], "expected a whole number, at least 1"),
-        (["--threads", "0"], "at least 1"),
-        (["--rounds", "0"], "at least 1"),
-        (["--workers", "-1"], "at least 0"),
-        (["--out", "file"], "--out file: cannot be written"),
-    ],
-)
-def test_what_cannot_be_measured_is_told_before(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    given: list[str],
-    message: str,
-) -> None:
-    import throughput
-
-    monkeypatch.chdir(tmp_path)
-    Path("file").touch()
-    monkeypatch.setattr(throughput, "Bench", None)
-    try:
-        status = throughput.main(["--data-root", ".", "--out", "new", *given])
-    except SystemExit as stop:  # the parser's
-        status = stop.code
-    assert status == 2
-    assert message in capsys.readouterr().err.splitlines()[-1]
-    assert [p.name for p in tmp_path.iterdir()] == ["file"]
