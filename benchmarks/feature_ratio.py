@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from outputs import require_writable
 from torch import Tensor
 
+from ood_osdre.arguments import count
 from ood_osdre.baselines import Classifier
 from ood_osdre.config import Config, load_config
 from ood_osdre.data import BenchmarkData, ImageSet, load_benchmark, load_manifest
@@ -33,7 +34,6 @@ from ood_osdre.feature_ratio import FeatureRatio, FeatureRatioOptions
 from ood_osdre.metrics import OODMetrics, ood_metrics
 from ood_osdre.plugin.openood import OSDRENet
 from ood_osdre.records import RunRecord
-from ood_osdre.tasks.reports import count
 
 OUT = Path("runs") / "feature_ratio"
 BATCH = 500

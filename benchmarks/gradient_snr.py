@@ -36,6 +36,7 @@ from outputs import require_writable
 from torch import nn
 from tqdm import tqdm
 
+from ood_osdre.arguments import count
 from ood_osdre.errors import UserError, exit_status
 from ood_osdre.experiment import device_name
 from ood_osdre.objectives import (
@@ -46,7 +47,6 @@ from ood_osdre.objectives import (
     TimeScoreMatching,
 )
 from ood_osdre.records import RunRecord
-from ood_osdre.tasks.reports import count
 
 OUT = Path("runs") / "gradient_snr"
 # The half gaps of the path difference as a loss, and where it stands for an expectation.
@@ -133,7 +133,7 @@ def run(args: argparse.Namespace) -> int:
 
     started = time.process_time()
     rows = []
-    for seed in tqdm(range(args.seed, args.seed + args.seeds), unit="seed"):
+    for seed in tqdm(range(args.seed, args.seed + args.seeds), unit="seed", disable=None):
         for model, backbone in MODELS.items():
             torch.manual_seed(seed)
             rows += measure(Bench(backbone(), args.samples, args.batch, seed), model)

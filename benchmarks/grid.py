@@ -20,16 +20,16 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from outputs import require_writable
 from runs import record_of
 from tqdm import tqdm
 
+from ood_osdre.arguments import count, number
 from ood_osdre.commands import eval_ood
-from ood_osdre.commands.eval_ood import positive
 from ood_osdre.errors import UserError
 from ood_osdre.files import atomic_path
+from ood_osdre.run_folders import differences
 
 # Of a method's name, what a folder's should not hold.
 REPLACED = (
@@ -79,15 +79,20 @@ def add_arguments(
     add("--config", default="cifar10_cpu")
     add("--data-root", type=Path, default=Path("data"))
     if not protocol:
-        add("--seeds", type=positive, default=3)
-        add("--first-seed", type=int, default=0)
-        add("--steps", type=positive, default=1500)
+        add("--seeds", type=count(1), default=3)
+        add("--first-seed", type=count(0), default=0)
+        add("--steps", type=count(1), default=1500)
     add("--only", nargs="+", choices=methods, default=methods, metavar="NAME")
     add("--without", nargs="*", default=[], metavar="VARIANT", help="variants to leave out")
-    add("--jobs", type=positive, default=2, help="runs side by side")
-    add("--threads", type=positive, default=1, help="threads of each run on a CPU")
+    add("--jobs", type=count(1), default=2, help="runs side by side")
+    add("--threads", type=count(1), default=1, help="threads of each run on a CPU")
     add("--device", default="cpu")
-    add("--budget", type=float, metavar="S", help="start or continue no training after S seconds")
+    add(
+        "--budget",
+        type=number(),
+        metavar="S",
+        help="start or continue no training after S seconds",
+    )
     add("--out", type=Path, default=out)
     add("--scratch", type=Path, default=Path("runs"))
     add("--keep", nargs="+", choices=KEPT, default=["metrics.csv"], help="beside the record")
@@ -180,25 +185,12 @@ def _is_done(kept: Path, args: argparse.Namespace, overrides: Sequence[str]) -> 
     given = ["--id", args.id, "--benchmark", args.benchmark, "--max-steps", str(args.steps)]
     parsed = eval_ood.parser().parse_intermixed_args([*given, *overrides])
     config = eval_ood.read_config(parsed, args.config)
-    found = {"benchmark": then["benchmark"], **_flat(then["config"])}
-    wanted = {"benchmark": args.benchmark, **_flat(json.loads(json.dumps(config.to_dict())))}
+    found = {"benchmark": then["benchmark"], **then["config"]}
+    wanted = {"benchmark": args.benchmark, **json.loads(json.dumps(config.to_dict()))}
     # An option that is newer than the record is not held against it.
-    differing = [k for k in found.keys() & wanted.keys() if found[k] != wanted[k]]
-    if differing:
-        which = ", ".join(f"{k} {found[k]}, not {wanted[k]}" for k in sorted(differing)[:3])
-        raise UserError(f"{kept}: holds another run ({which}); choose another --out.")
+    if difference := differences(found, wanted, shared=True):
+        raise UserError(f"{kept}: holds another run ({difference}); choose another --out.")
     return True
-
-
-def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    r"""Returns a nested configuration as a mapping from `section.key`."""
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = value
-    return flat
 
 
 def _command(options: Sequence[str], args: argparse.Namespace) -> None:

@@ -30,6 +30,7 @@ from onnxruntime.quantization.shape_inference import quant_pre_process
 from outputs import require_writable
 from timing import time_over
 
+from ood_osdre.arguments import count
 from ood_osdre.config import Config
 from ood_osdre.data import BenchmarkData, load_benchmark, load_manifest
 from ood_osdre.errors import UserError, exit_status
@@ -37,7 +38,6 @@ from ood_osdre.experiment import load_scorer
 from ood_osdre.export import export_scorer
 from ood_osdre.metrics import ood_metrics
 from ood_osdre.records import RunRecord
-from ood_osdre.tasks.reports import count
 
 OUT = Path("runs") / "int8"
 BATCH, PAIRS, SEED = 64, 50, 0

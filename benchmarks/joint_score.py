@@ -26,6 +26,7 @@ from matplotlib.figure import Figure
 from outputs import require_writable
 from torch import Tensor
 
+from ood_osdre.arguments import count
 from ood_osdre.bases import RBFBasis
 from ood_osdre.data.batches import step_generator
 from ood_osdre.errors import exit_status
@@ -50,7 +51,6 @@ from ood_osdre.schedules import TrigonometricSchedule
 from ood_osdre.score_networks import VectorDecoder, inverse_noise
 from ood_osdre.sections import TrainingConfig
 from ood_osdre.tasks.mixtures import GaussianMixture
-from ood_osdre.tasks.reports import count
 from ood_osdre.training import Trainer
 
 OUT = Path("runs") / "joint_score"

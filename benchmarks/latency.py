@@ -36,6 +36,7 @@ from timing import Call, time_over
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
+from ood_osdre.arguments import count
 from ood_osdre.baselines import TimeConditionedRatio, TimeConditionedResNet
 from ood_osdre.bases import RBFBasis
 from ood_osdre.conflicts import WIDTH_STEP
@@ -50,7 +51,6 @@ from ood_osdre.ratio import FoldedRatio, OneStepRatio
 from ood_osdre.records import RunRecord
 from ood_osdre.schedules import TrigonometricSchedule
 from ood_osdre.sections import TrainingConfig
-from ood_osdre.tasks.reports import count
 from ood_osdre.training import Trainer
 
 OUT = Path("runs") / "latency"

@@ -25,6 +25,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from ood_osdre.arguments import count
 from ood_osdre.data.check import check
 from ood_osdre.data.manifests import load_manifest
 from ood_osdre.errors import UserError, exit_status
@@ -62,8 +63,8 @@ def parser() -> argparse.ArgumentParser:
     add("--checkpoint", type=Path, nargs="+", metavar="DIR", help="run folders, one a seed")
     add("--scores", type=Path, nargs="+", metavar="FILE", help="scores.npz of runs, one a seed")
     add("--fsood", action="store_true", help="count covariate-shifted ID images as ID")
-    add("--batch-size", type=int, default=200)
-    add("--workers", type=int, default=4)
+    add("--batch-size", type=count(1), default=200)
+    add("--workers", type=count(0), default=4)
     add("--device", default="cpu", help="cpu, cuda, ...")
     add("--out", type=Path, metavar="DIR", help="write openood.csv and openood.json here")
     add("--leaderboard", type=Path, metavar="FILE", help="append the leaderboard's row")

@@ -35,6 +35,7 @@ from torch.utils.data import DataLoader
 from torchvision import transforms
 from tqdm import tqdm
 
+from ood_osdre.arguments import count
 from ood_osdre.building import build_ratio
 from ood_osdre.config import Config, load_config
 from ood_osdre.data import load_benchmark, load_manifest
@@ -48,7 +49,6 @@ from ood_osdre.experiment import device_name
 from ood_osdre.plugin.openood.host import is_importable, require
 from ood_osdre.records import RunRecord
 from ood_osdre.scores import ROLES
-from ood_osdre.tasks.reports import count
 
 OUT = Path("runs") / "throughput"
 HOST_BATCH = 200  # OpenOOD's default
@@ -213,7 +213,7 @@ def measure(bench: Bench, rounds: int) -> dict[str, list[float]]:
     r"""Returns the seconds of every way, one a round, after a round that does not count."""
     ways, rng = bench.ways(), np.random.default_rng(SEED)
     seconds: dict[str, list[float]] = {}
-    for turn in tqdm(range(rounds + 1), unit="round"):
+    for turn in tqdm(range(rounds + 1), unit="round", disable=None):
         for name in rng.permutation(list(ways)):
             for part, value in ways[name]().seconds.items():
                 if turn:

@@ -28,7 +28,7 @@ def paired_ratios(
 ) -> NDArray[np.float64]:
     r"""Times two calls in turn and returns the ratio of each pair."""
     ratios = np.empty(pairs)
-    for i in tqdm(range(pairs), leave=False):
+    for i in tqdm(range(pairs), leave=False, disable=None):
         if rng.random() < 0.5:
             a, b = seconds(ours), seconds(bare)
         else:

@@ -6,6 +6,7 @@ taken at its word only if configuration and data are those of now.
 
 __all__ = [
     "RESULTS",
+    "differences",
     "finished_table",
     "holds",
     "identity",
@@ -87,17 +88,16 @@ def finished_table(folder: Path, config: "Config", data: "BenchmarkData") -> Met
     record = read_record(path)
     then = {**record["config"], "benchmark": record["benchmark"]}
     now = {**config.to_dict(), "benchmark": data.manifest.name}
-    if then != now:
+    if difference := differences(then, now):
         raise UserError(
-            f"{path}: a finished run that differs in {_difference(then, now)}; choose another "
-            "--out."
+            f"{path}: a finished run that differs in {difference}; choose another --out."
         )
     scores = read_scores(folder / "scores.npz")
     then = {**record["data"], "absent": record["absent"]}
     now = {**then, **identity(data), "absent": data.absent}
-    if then != now:
+    if difference := differences(then, now):
         raise UserError(
-            f"{path}: a finished run on other data: {_difference(then, now)}; choose another --out."
+            f"{path}: a finished run on other data: {difference}; choose another --out."
         )
     return run_table(
         scores,
@@ -141,24 +141,32 @@ def _pixels(images: "ImageSet") -> str:
     return hashlib.sha256(np.ascontiguousarray(images.images[::step]).data).hexdigest()
 
 
-def _difference(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    r"""Says in what two configurations differ, one key after the other."""
+def differences(
+    then: Mapping[str, Any], now: Mapping[str, Any], *, shared: bool = False
+) -> str | None:
+    r"""Says in what two configurations differ, one key after the other; None if in nothing.
 
-    def flat(config: Mapping[str, Any]) -> dict[str, Any]:
-        sections = {k: v if isinstance(v, Mapping) else {"": v} for k, v in config.items()}
-        return {f"{s}.{k}".rstrip("."): v for s, keys in sections.items() for k, v in keys.items()}
-
-    old, new = flat(then), flat(now)
+    Arguments:
+        then: The one, with sections in it.
+        now: The other.
+        shared: Whether only keys that both have count.
+    """
+    old, new = _flat(then), _flat(now)
+    keys = old.keys() & new.keys() if shared else old.keys() | new.keys()
+    differing = [
+        f"{key}={_short(old.get(key))} (not {_short(new.get(key))})"
+        for key in sorted(keys)
+        if old.get(key) != new.get(key)
+    ]
     from .data.lists import first
 
-    return first(
-        [
-            f"{key}={_short(old.get(key))} (not {_short(new.get(key))})"
-            for key in sorted({*old, *new})
-            if old.get(key) != new.get(key)
-        ],
-        "key",
-    )
+    return first(differing, "key") if differing else None
+
+
+def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
+    r"""Returns a configuration as a mapping from `section.key`."""
+    sections = {k: v if isinstance(v, Mapping) else {"": v} for k, v in config.items()}
+    return {f"{s}.{k}".rstrip("."): v for s, keys in sections.items() for k, v in keys.items()}
 
 
 def _short(value: object) -> str:

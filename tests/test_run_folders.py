@@ -244,4 +244,4 @@ def test_damaged_bytes_of_a_scores_file_are_one_line(tmp_path: Path) -> None:
 def test_a_time_budget_is_a_number(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--time-budget", "nan"])
-    assert "got nan, expected at least 0" in capsys.readouterr().err
+    assert "got nan, expected a number at least 0" in capsys.readouterr().err

@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..arguments import count, number
 from ..claims import claimed
 from ..config import Config, load_config, override_config
 from ..conflicts import unread
@@ -65,7 +66,7 @@ def parser() -> argparse.ArgumentParser:
         help="a name of the benchmark's, a folder, list file or .npy array",
     )
     add("--checkpoint", type=Path, metavar="DIR", help="evaluate this run's model, no training")
-    add("--seeds", type=positive, default=1, metavar="N", help="runs with consecutive seeds")
+    add("--seeds", type=count(1), default=1, metavar="N", help="runs with consecutive seeds")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1, ...")
     add(
         "--out",
@@ -73,8 +74,8 @@ def parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="run folder (default: in ./runs, named by what is run)",
     )
-    add("--max-steps", type=positive, metavar="N", help="shorten training to N steps")
-    add("--time-budget", type=seconds, metavar="S", help="save and stop after S seconds")
+    add("--max-steps", type=count(1), metavar="N", help="shorten training to N steps")
+    add("--time-budget", type=number(), metavar="S", help="save and stop after S seconds")
     add(
         "--resume",
         action="store_true",
@@ -299,22 +300,6 @@ def pick_device(name: str) -> "torch.device":
 def claim(folder: Path) -> AbstractContextManager[None]:
     r"""Holds a run folder against a second run; the first process does so for all of a run."""
     return claimed(folder, "--out") if first_process() else nullcontext()
-
-
-def seconds(text: str) -> float:
-    r"""Reads a number of seconds."""
-    value = float(text)
-    if not value >= 0:
-        raise argparse.ArgumentTypeError(f"got {text}, expected at least 0")
-    return value
-
-
-def positive(text: str) -> int:
-    r"""Reads a positive integer."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"got {text}, expected at least 1")
-    return value
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ __all__ = [
     "add_common_arguments",
     "announce",
     "check_common_arguments",
-    "count",
     "describe_methods",
     "refuse_other_results",
     "refuse_unknown",
@@ -18,11 +17,12 @@ import csv
 import io
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from ..arguments import count, number
 from ..devices import find_device
 from ..errors import UserError
 from ..files import as_json, atomic_path
@@ -56,42 +56,16 @@ def add_common_arguments(parser: argparse.ArgumentParser, task: str) -> None:
     seed = count(0, LARGEST_SEED)
     add("--seed", type=seed, default=0, metavar="N", help="the first seed (default: 0)")
     add("--steps", type=one, metavar="N", help="updates of every fit, in place of its own")
-    add("--lr", type=_rate, metavar="X", help="the learning rate, in place of each fit's own")
+    add(
+        "--lr",
+        type=number(above=0),
+        metavar="X",
+        help="the learning rate, in place of each fit's own",
+    )
     add("--jobs", type=one, default=1, metavar="N", help="processes (default: 1)")
     add("--device", default="cpu", help="cpu, cuda, ... (default: cpu)")
     add("--full", action="store_true", help="the paper's scale")
     add("--quiet", action="store_true", help="no progress bars")
-
-
-def count(low: int, high: int | None = None) -> Callable[[str], int]:
-    r"""Returns the type of an option that takes whole numbers of an interval.
-
-    Arguments:
-        low: The least of them.
-        high: The largest; None for no bound.
-    """
-    expected = f"at least {low}" if high is None else f"{low} to {high}"
-
-    def read(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = low - 1
-        if value < low or (high is not None and value > high):
-            raise argparse.ArgumentTypeError(f"got {text}, expected a whole number, {expected}")
-        return value
-
-    return read
-
-
-def _rate(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"got {text}, expected a positive number")
-    return value
 
 
 def describe_methods(methods: Mapping[str, "Method"]) -> str:
