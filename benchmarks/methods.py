@@ -75,6 +75,10 @@ def ratio_methods() -> dict[str, Method]:
         "OS-DRE, time score matching": Method(
             [*OFF, "objective.weight=constant", "objective.time_score=1"]
         ),
+        "OS-DRE, time score matching, stratified": Method(
+            [*OFF, "objective.weight=constant", "objective.time_score=1",
+             "times.stratified=true"]
+        ),
         # With the normalisation of DRE-∞, whose objective it is.
         "OS-DRE, time score matching, group normalisation": Method(
             [*OFF, "network.norm=group", "objective.weight=constant", "objective.time_score=1"]

@@ -7,14 +7,15 @@ r"""What does score matching along the path add to a ratio that is supervised at
     python benchmarks/path_terms.py finalists --data-root DIR --only "NAME OF A CANDIDATE"
     python benchmarks/path_terms.py scarce --data-root DIR --only "NAME OF A CANDIDATE"
 
-The protocol, fixed before the first run but for what is said of a second round and of `scarce`:
+The protocol, fixed before the first run but for what is said of further rounds and of `scarce`:
 
 - The base is the shipped default (end-point + class + broad). A candidate is the base and one
   thing more, with the same seed, data, network and number of steps.
 - `screen` tries every candidate with two seeds. The one with the largest mean paired difference of
   validation AUROC goes on, whatever its sign.
 - The candidates of `SECOND` were added after the first had found nothing; the same holds for them,
-  and the best of them goes on too.
+  and the best of them goes on too. So it is with `STRATIFIED`, added when stratified times had
+  turned out to help score matching alone.
 - `confirm` trains it and the base with five fresh seeds. It *helps*, or harms, if the 95 %
   t-interval of the paired difference lies on one side of 0; else the answer is that nothing is
   seen at this budget, and how large a difference would have been seen is the interval's width.
@@ -81,6 +82,16 @@ SECOND = {
     "mixtures as the path, 1": [*ENDS, "objective.weight=bridge", "objective.mixture_score=1"],
 }  # fmt: skip
 CANDIDATES |= SECOND
+# Without the noise of the times, which is most of what score matching's gradient has.
+STRATIFIED = {
+    f"{name}, stratified times": [*CANDIDATES[name], "times.stratified=true"]
+    for name in (
+        "time score matching, 0.02",
+        "time score matching, 0.1",
+        "time score matching, weight of the noise",
+    )
+}
+CANDIDATES |= STRATIFIED
 METHODS = {BASE: ENDS, **CANDIDATES}
 
 # Seeds, steps and further options of each stage.

@@ -98,12 +98,12 @@ def build_times(config: Config, path: GaussianPath, moments: Moments) -> Times:
         path: The path.
         moments: The second moments of both ends.
     """
+    (low, high), stratified = path.t_range, config.times.stratified
     if config.times.kind == "uniform":
-        return UniformTimes(*path.t_range)
+        return UniformTimes(low, high, stratified=stratified)
     if config.times.kind == "logit_normal":
-        low, high = path.t_range
-        return LogitNormalTimes(low=low, high=high)
-    return InverseVarianceTimes(path, moments)
+        return LogitNormalTimes(low=low, high=high, stratified=stratified)
+    return InverseVarianceTimes(path, moments, stratified=stratified)
 
 
 def prepare_objective(

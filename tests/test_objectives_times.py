@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import integrate, stats
+from torch import Tensor
 
 from ood_osdre.noises import BridgeNoise, DDBINoise
 from ood_osdre.objectives import (
@@ -45,6 +46,11 @@ TIMES = {
     "logit-normal": lambda: LogitNormalTimes(),
     "logit-normal-wide": lambda: LogitNormalTimes(1.0, 3.0),
     "logit-normal-part": lambda: LogitNormalTimes(0.5, 2.0, low=0.1, high=0.95),
+    "uniform-stratified": lambda: UniformTimes(0.2, 0.7, stratified=True),
+    "logit-normal-stratified": lambda: LogitNormalTimes(low=0.1, stratified=True),
+    "inverse-variance-stratified": lambda: InverseVarianceTimes(
+        make_path(), MOMENTS, stratified=True
+    ),
     "inverse-variance": lambda: InverseVarianceTimes(make_path(), MOMENTS),
     "inverse-variance-follmer": lambda: InverseVarianceTimes(make_path("follmer"), MOMENTS),
     "inverse-variance-learnable": lambda: InverseVarianceTimes(make_path("kumaraswamy"), MOMENTS),
@@ -97,6 +103,58 @@ def test_samples_come_from_the_generator(times: Times) -> None:
     a, b, c = (times.sample(9, torch.Generator().manual_seed(seed)) for seed in (3, 3, 4))
     assert torch.equal(a, b)
     assert not torch.equal(a, c)
+
+
+STRATIFIED = [name for name in TIMES if name.endswith("stratified")]
+
+
+def cdf(times: Times, t: Tensor) -> Tensor:
+    grid = torch.linspace(times.low, times.high, 20_001, dtype=torch.float64)
+    mass = integrate.cumulative_trapezoid(times.density(grid), grid, initial=0)
+    return torch.as_tensor(np.interp(t, grid, mass))
+
+
+@pytest.mark.parametrize("name", STRATIFIED)
+def test_stratified_times_are_evenly_spaced_in_probability(name: str) -> None:
+    times = TIMES[name]()
+    spaces = cdf(times, times.sample(50, torch.Generator().manual_seed(2))).sort().values.diff()
+
+    torch.testing.assert_close(spaces, torch.full_like(spaces, 1 / 50), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", STRATIFIED)
+def test_each_stratified_time_is_distributed_as_an_independent_one(name: str) -> None:
+    times, generator = TIMES[name](), torch.Generator().manual_seed(3)
+    first = torch.stack([times.sample(8, generator)[0] for _ in range(2000)])
+
+    assert stats.kstest(cdf(times, first).numpy(), "uniform").pvalue > 1e-3
+
+
+def test_stratified_times_come_in_random_order() -> None:
+    t = UniformTimes(stratified=True).sample(4000, torch.Generator().manual_seed(4))
+
+    assert abs(np.corrcoef(t[1:], t[:-1])[0, 1]) < 0.06
+    # As the times of a part of a batch have to cover the interval, too.
+    assert stats.kstest(t[:1000].numpy(), "uniform").pvalue > 1e-3
+
+
+def test_stratified_times_take_the_noise_out_of_time_score_matching() -> None:
+    r"""A score without x, of which the loss knows the exact value, the integral of its square."""
+
+    def score(t: Tensor) -> Tensor:
+        return (6 * t).sin()
+
+    def losses(times: Times) -> Tensor:
+        generator = torch.Generator().manual_seed(5)
+        t = torch.stack([times.sample(64, generator) for _ in range(200)])
+        ends = score(torch.tensor(0.0)) - score(torch.tensor(1.0))
+        return (2 * ends + 12 * (6 * t).cos() + score(t) ** 2).mean(dim=1)
+
+    exact = 0.5 - np.sin(12) / 24
+    independent, stratified = losses(UniformTimes()), losses(UniformTimes(stratified=True))
+    assert abs(independent.mean() - exact) < 5 * independent.std() / 200**0.5
+    assert abs(stratified.mean() - exact) < 5 * stratified.std() / 200**0.5
+    assert stratified.std() < 0.1 * independent.std()
 
 
 def test_log_derivative_is_that_of_the_density(times: Times) -> None:

@@ -4,6 +4,16 @@ A non-uniform :math:`p(t)` spends samples where they teach most. It also re-weig
 the effective weight of an expectation over :math:`t \sim p` is :math:`p(t) \lambda(t)`. Losses
 that come from an integration by parts differentiate that product, which is why a distribution
 also knows its log-derivative, see :class:`ood_osdre.objectives.TimeScoreMatching`.
+
+The times of a batch are independent, or *stratified*: evenly spaced in probability from a random
+offset, in random order. Each time alone is distributed as before, so no loss has another
+expectation; what a function of the time alone adds to the noise of a batch, all but vanishes. In
+time score matching that is the most of the noise: its loss has :math:`\partial_t s`, whose mean
+over the times cancels against the ends only in expectation.
+
+References:
+    | Variational diffusion models (Kingma et al., 2021)
+    | https://arxiv.org/abs/2107.00630
 """
 
 __all__ = ["InverseVarianceTimes", "LogitNormalTimes", "Times", "UniformTimes"]
@@ -24,16 +34,17 @@ class Times(abc.ABC):
     Arguments:
         low: The earliest time.
         high: The latest time.
+        stratified: Whether the times of a batch are spread evenly.
     """
 
-    def __init__(self, low: float = 0.0, high: float = 1.0) -> None:
+    def __init__(self, low: float = 0.0, high: float = 1.0, *, stratified: bool = False) -> None:
         if not 0 <= low < high <= 1:
             raise ValueError(f"Times should have 0 <= low < high <= 1, got {low} and {high}.")
-        self.low, self.high = low, high
+        self.low, self.high, self.stratified = low, high, stratified
 
     @abc.abstractmethod
     def sample(self, n: int, generator: Generator | None = None) -> Tensor:
-        r"""Draws independent times, on the device of `generator`.
+        r"""Draws the times of a batch, on the device of `generator`.
 
         Arguments:
             n: The number of times.
@@ -51,15 +62,26 @@ class Times(abc.ABC):
     def log_derivative(self, t: Tensor) -> Tensor:
         r"""Returns :math:`\frac{d}{dt} \log p(t)`, with the shape of `t`, :math:`(*)`."""
 
+    def _uniform(self, n: int, generator: Generator | None) -> Tensor:
+        r"""Returns what becomes times: uniform variables, with shape :math:`(n)`."""
+        device = None if generator is None else generator.device
+        if not self.stratified:
+            return torch.rand(n, generator=generator, device=device)
+        offset = torch.rand(1, generator=generator, device=device)
+        # In random order, as a batch has one: its first reference images may be broadened ones.
+        order = torch.randperm(n, generator=generator, device=device)
+        return (offset + order / n) % 1
+
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(low={self.low}, high={self.high})"
+        stratified = ", stratified=True" if self.stratified else ""
+        return f"{type(self).__name__}(low={self.low}, high={self.high}{stratified})"
 
 
 class UniformTimes(Times):
     r"""The uniform distribution on [low, high]."""
 
     def sample(self, n: int, generator: Generator | None = None) -> Tensor:  # noqa: D102
-        return self.low + (self.high - self.low) * _uniform(n, generator)
+        return self.low + (self.high - self.low) * self._uniform(n, generator)
 
     def density(self, t: Tensor) -> Tensor:  # noqa: D102
         return torch.full_like(t, 1 / (self.high - self.low))
@@ -79,6 +101,7 @@ class LogitNormalTimes(Times):
         std: The standard deviation of the logit.
         low: The earliest time.
         high: The latest time.
+        stratified: Whether the times of a batch are spread evenly.
     """
 
     def __init__(
@@ -87,8 +110,10 @@ class LogitNormalTimes(Times):
         std: float = 1.0,
         low: float = 0.0,
         high: float = 1.0,
+        *,
+        stratified: bool = False,
     ) -> None:
-        super().__init__(low, high)
+        super().__init__(low, high, stratified=stratified)
 
         if std <= 0:
             raise ValueError(f"'std' should be positive, got {std}.")
@@ -98,7 +123,7 @@ class LogitNormalTimes(Times):
         self._cdf_low, self._cdf_high = cdf.tolist()
 
     def sample(self, n: int, generator: Generator | None = None) -> Tensor:  # noqa: D102
-        u = self._cdf_low + (self._cdf_high - self._cdf_low) * _uniform(n, generator)
+        u = self._cdf_low + (self._cdf_high - self._cdf_low) * self._uniform(n, generator)
         # An exact 0 would give t = 0, where the log-derivative is infinite.
         eps = torch.finfo(u.dtype).eps
         z = torch.special.ndtri(u.clamp(eps, 1 - eps))
@@ -134,15 +159,23 @@ class InverseVarianceTimes(Times):
         path: The path.
         moments: The second moments of both ends.
         size: The number of cells of the table.
+        stratified: Whether the times of a batch are spread evenly.
     """
 
-    def __init__(self, path: GaussianPath, moments: Moments, size: int = 2048) -> None:
-        super().__init__(*path.t_range)
+    def __init__(
+        self,
+        path: GaussianPath,
+        moments: Moments,
+        size: int = 2048,
+        *,
+        stratified: bool = False,
+    ) -> None:
+        super().__init__(*path.t_range, stratified=stratified)
         self.path, self.moments, self.size = path, moments, size
 
     @torch.no_grad()
     def sample(self, n: int, generator: Generator | None = None) -> Tensor:  # noqa: D102
-        u = _uniform(n, generator)
+        u = self._uniform(n, generator)
         cdf = self._mass(u).cumsum(dim=0)
         cdf = cdf / cdf[-1]
 
@@ -166,8 +199,3 @@ class InverseVarianceTimes(Times):
         cells = torch.arange(self.size, dtype=like.dtype, device=like.device)
         middle = self.low + width * (cells + 0.5)
         return width / self.path.moment_variance(middle, self.moments)
-
-
-def _uniform(n: int, generator: Generator | None) -> Tensor:
-    device = None if generator is None else generator.device
-    return torch.rand(n, generator=generator, device=device)
