@@ -79,6 +79,16 @@ def ratio_methods() -> dict[str, Method]:
             [*OFF, "objective.weight=constant", "objective.time_score=1",
              "times.stratified=true"]
         ),
+        # The least noisy form of the same: even times, and a derivative in time that is smooth.
+        "DRE-∞, stratified, one octave": Method(
+            [*TIMED, "path.noise=dequantisation", "objective.weight=constant",
+             "objective.time_score=1", "times.stratified=true", "network.octaves=1"],
+        ),
+        # And the one step with its objective, path, normalisation and times.
+        "OS-DRE, as DRE-∞, stratified": Method(
+            [*OFF, "network.norm=group", "path.noise=dequantisation",
+             "objective.weight=constant", "objective.time_score=1", "times.stratified=true"]
+        ),
         # With the normalisation of DRE-∞, whose objective it is.
         "OS-DRE, time score matching, group normalisation": Method(
             [*OFF, "network.norm=group", "objective.weight=constant", "objective.time_score=1"]

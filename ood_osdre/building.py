@@ -103,9 +103,14 @@ def _head_size(config: Config, classes: int) -> int:
 def _time_network(config: Config, features: int | None) -> nn.Module:
     network = config.network
     if network.kind == "resnet":
-        return TimeConditionedResNet(network.width, network.depths, network.stem_stride)
+        return TimeConditionedResNet(
+            network.width, network.depths, network.stem_stride, network.octaves
+        )
     return TimeConditionedMLP(
-        _vectors(features), round(256 * network.width), depth=len(network.depths)
+        _vectors(features),
+        round(256 * network.width),
+        depth=len(network.depths),
+        octaves=network.octaves,
     )
 
 

@@ -43,6 +43,7 @@ class NetworkConfig(Section):
             U-Net takes neither this nor `depths`.
         norm: Batch or group normalisation.
         classes_head: Whether a class head is built where `objective.class_weight` trains it.
+        octaves: The number of frequencies in which a time-conditioned network sees the time.
     """
 
     kind: Literal["resnet", "mlp", "unet"] = "resnet"
@@ -51,6 +52,7 @@ class NetworkConfig(Section):
     stem_stride: Count = 1
     norm: Literal["batch", "group"] = "batch"
     classes_head: bool = True
+    octaves: Count = 5
 
 
 @dataclass(frozen=True)

@@ -69,16 +69,21 @@ class TimeConditionedResNet(nn.Module):
         width: A factor on the channels of the four stages.
         depths: The number of basic blocks in each stage.
         stem_stride: The stride of the stem.
+        octaves: The number of frequencies of the time's embedding.
     """
 
     def __init__(
-        self, width: float = 1.0, depths: Sequence[int] = (2, 2, 2, 2), stem_stride: int = 1
+        self,
+        width: float = 1.0,
+        depths: Sequence[int] = (2, 2, 2, 2),
+        stem_stride: int = 1,
+        octaves: int = 5,
     ) -> None:
         super().__init__()
         self.backbone = ResNetBackbone(width, depths, stem_stride, norm="group")
         net = self.backbone.net
         channels = [net.conv1.out_channels, *(c["num_chs"] for c in net.feature_info[1:])]
-        self.embedding = TimeEmbedding(self.backbone.features)
+        self.embedding = TimeEmbedding(self.backbone.features, octaves)
         self.films = nn.ModuleList(FiLM(self.backbone.features, c) for c in channels)
         self.head = _zero_head(self.backbone.features)
 
@@ -106,12 +111,13 @@ class TimeConditionedMLP(nn.Module):
         dim: The dimension :math:`d` of the inputs.
         features: The number of features of every layer.
         depth: The number of residual layers.
+        octaves: The number of frequencies of the time's embedding.
     """
 
-    def __init__(self, dim: int, features: int, depth: int = 3) -> None:
+    def __init__(self, dim: int, features: int, depth: int = 3, octaves: int = 5) -> None:
         super().__init__()
         self.backbone = MLP(dim, features, depth)
-        self.embedding = TimeEmbedding(features)
+        self.embedding = TimeEmbedding(features, octaves)
         self.films = nn.ModuleList(FiLM(features, features) for _ in range(depth + 1))
         self.head = _zero_head(features)
 
