@@ -4,9 +4,11 @@ A comparison is a folder METHOD/seed-N of `run.json` and `metrics.csv`, with a m
 folders below. Nothing here trains or scores.
 """
 
+import json
 from pathlib import Path
 
 import matplotlib
+import numpy as np
 import pandas as pd
 from grid import slug
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -109,6 +111,32 @@ def _text(column: str, values: pd.Series) -> str:
     if column == "seconds":
         return f"{values.min():.1f}"
     return mean_deviation(values.tolist())
+
+
+def learning(folder: Path, parts: int = 3) -> str:
+    r"""Returns how far the runs that keep their log have come: losses, and the spread of ratios.
+
+    The loss of time score matching is, up to its noise and a constant, the squared error less what
+    a score of 0 would have; the logged ones are of single batches.
+
+    Arguments:
+        folder: The folder of the comparison.
+        parts: The number of equal parts of the training over which losses are averaged.
+    """
+    rows, header = [], list[str]()
+    for name in METHODS:
+        run = folder / slug(name) / "seed-0"
+        if not (run / "log.jsonl").is_file():
+            continue
+        log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+        losses = np.array_split([entry["loss_total"] for entry in log], parts)
+        ends = [entry["step"] for entry in log][len(losses[0]) - 1 :: len(losses[0])]
+        header = [f"loss to step {end:,}" for end in ends]
+        scores = read_scores(run / "scores.npz")
+        sets = [s for role in ("id", "near", "far") for s in scores.of(role).values()]
+        spread = np.concatenate([s.score for s in sets]).std()
+        rows.append([name, *(f"{part.mean():.2f}" for part in losses), f"{spread:.3f}"])
+    return markdown_rows(["method", *header, "spread of log-ratios (nats)"], rows)
 
 
 def markdown(table: pd.DataFrame) -> str:

@@ -88,6 +88,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "cifar10-pack": lambda: run_table("cifar10_pack_cpu"),
     "cifar10-pack-long": lambda: run_table("cifar10_pack_long"),
     "compare-ratio": lambda: compared("ratio"),
+    "compare-learning": lambda: comparison.learning(RESULTS / "compare"),
     "compare-paper-style": lambda: compared("paper-style"),
     "compare-class": lambda: compared("class"),
     "feature-ratio": lambda: bench_tables.feature_ratio(results_of("feature_ratio")),

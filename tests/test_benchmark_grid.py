@@ -14,6 +14,8 @@ import pandas as pd
 import pytest
 from scipy import stats
 
+from ood_osdre.scores import Scores, write_scores
+
 
 @pytest.fixture(autouse=True)
 def _importable(benchmarks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,6 +339,27 @@ def test_a_solvers_rows_have_their_evaluations_and_no_validation_of_their_own(
     assert table["val AUROC"].to_dict() == {
         "DRE-∞, NFE 2": "-", "DRE-∞, NFE 10": "60.0", "DRE-∞, adaptive": "-", "Logistic": "50.0",
     }  # fmt: skip
+
+
+def test_how_far_a_run_has_come_is_read_from_its_log(tmp_path: Path) -> None:
+    import comparison
+
+    run = tmp_path / "DRE-inf" / "seed-0"
+    write_run(run, 0, {"estimator": "time_conditioned"}, val_auroc=0.6)
+    losses = [1.0, 0.0, -1.0, -3.0, -5.0, -6.0]
+    log = [{"step": 100 * (i + 1), "loss_total": loss} for i, loss in enumerate(losses)]
+    (run / "log.jsonl").write_text("".join(f"{json.dumps(entry)}\n" for entry in log))
+    scores = Scores()
+    scores.add("id", "cifar10", np.ones(2), np.zeros(2), ["a", "b"])
+    scores.add("near", "tin", -np.ones(2), -np.ones(2), ["c", "d"])
+    write_scores(run / "scores.npz", scores)
+    write_run(tmp_path / "KLIEP" / "seed-0", 0, {}, val_auroc=0.75)  # keeps no log
+
+    header, _, row = comparison.learning(tmp_path).splitlines()
+    assert header.count("loss to step") == 3
+    for step in ("200", "400", "600"):
+        assert f"loss to step {step} |" in header
+    assert row == "| DRE-∞ | 0.50 | -2.00 | -5.50 | 1.000 |"
 
 
 def test_paired_differences_carry_a_t_interval(tmp_path: Path) -> None:

@@ -217,13 +217,22 @@ def test_options_of_the_end_point_loss_and_the_solver_arrive() -> None:
     timed = Config.from_mapping(
         {
             "estimator": "time_conditioned",
-            "network": {**NETWORK, "norm": "group"},
+            "network": {**NETWORK, "norm": "group", "octaves": 2},
             "objective": {"endpoint": 0, "time_score": 1},
             "evaluation": {"solver": "ode", "tolerance": 1e-5},
         }
     )
     ratio = build_ratio(timed, classes=0)
     assert (ratio.solver, ratio.tolerance) == ("ode", 1e-5)
+    assert len(ratio.network.embedding.frequencies) == 2
+
+
+@pytest.mark.parametrize("kind", ["uniform", "logit_normal", "inverse_variance"])
+def test_stratified_times_arrive(kind: str) -> None:
+    for stratified in (False, True):
+        config = Config.from_mapping({"times": {"kind": kind, "stratified": stratified}})
+        times = build_times(config, build_path(config), Moments(4, 4.0, 0.0, 8.0))
+        assert times.stratified is stratified
 
 
 def test_a_data_score_needs_a_backbone_with_a_decoder() -> None:
