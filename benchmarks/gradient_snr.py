@@ -17,6 +17,9 @@ path difference moves one block at a time. Squared means come without bias from 
 independent groups. "direct" is the signal from the form's own samples, a check where it is far
 above what noise alone gives, about 1 / samples.
 
+Stratified times make the samples of a batch dependent. Their noise is that of a batch's mean, times
+the size of the batch.
+
 Each seed draws clusters, backbone and samples anew. Backbones and clusters differ more than
 samples do, so the spread is that over seeds.
 """
@@ -45,12 +48,15 @@ from ood_osdre.objectives import (
     PathDifference,
     Term,
     TimeScoreMatching,
+    UniformTimes,
 )
 from ood_osdre.records import RunRecord
 
 OUT = Path("runs") / "gradient_snr"
 # The half gaps of the path difference as a loss, and where it stands for an expectation.
 DELTA, SMALL_DELTA = 0.02, 0.005
+
+STRATIFIED = "time score matching, stratified times"
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "vectors": RandomFeatures,
@@ -67,19 +73,21 @@ def measure(bench: Bench, model: str) -> list[Row]:
         forms += ["per_block", "antithetic_per_block"]
     terms: dict[str, Term] = {f: ConditionalScoreMatching(path, weight, f) for f in forms}
     terms["time score matching"] = TimeScoreMatching(path, weight)
+    terms[STRATIFIED] = terms["time score matching"]
     terms["path difference"] = PathDifference(path, weight, DELTA)
     terms["end-point logistic"] = EndPointLoss(path)
 
     shared = Measurement.of(bench.gradients(PathDifference(path, weight, SMALL_DELTA)))
     rows = []
     for name, term in terms.items():
-        own = Measurement.of(bench.gradients(term))
+        stratified = name == STRATIFIED
+        own = Measurement.of(bench.gradients(term, UniformTimes(stratified=stratified)))
         source = shared
         if name == "end-point logistic":
             source = own
         elif "per_block" in name:
             source = Measurement.of(bench.block_gradients(SMALL_DELTA))
-        noise = own.second_moment - source.signal()
+        noise = own.batch_noise if stratified else own.second_moment - source.signal()
         rows.append(
             {
                 "model": model,

@@ -16,7 +16,7 @@ from ood_osdre.bases import RBFBasis
 from ood_osdre.data.batches import step_generator
 from ood_osdre.networks import Coefficients
 from ood_osdre.noises import DDBINoise
-from ood_osdre.objectives import Draw, InverseVarianceWeight, Term
+from ood_osdre.objectives import Draw, InverseVarianceWeight, Term, Times, UniformTimes
 from ood_osdre.paths import GaussianPath, Moments
 from ood_osdre.ratio import OneStepRatio
 from ood_osdre.schedules import TrigonometricSchedule
@@ -86,21 +86,28 @@ class Measurement:
     Attributes:
         means: The mean of each group of samples, with shape :math:`(G, P)`.
         second_moment: The mean squared norm.
+        batch_noise: The trace of the covariance of a batch's mean, times the size of the batch: the
+            noise of a sample, where those of a batch are independent.
     """
 
     means: Tensor
     second_moment: float
+    batch_noise: float
 
     @classmethod
     def of(cls, batches: Iterator[Tensor]) -> "Measurement":
         r"""Accumulates batches of per-sample gradients, each with shape :math:`(B, P)`."""
-        groups: list[list[Tensor]] = [[] for _ in range(GROUPS)]
-        squares = []
-        for i, g in enumerate(batches):
-            groups[i % GROUPS].append(g.mean(dim=0).double())
+        of_batches, squares, size = [], [], 0
+        for g in batches:
+            of_batches.append(g.mean(dim=0).double())
             squares.append(float(g.double().square().sum(dim=1).mean()))
-        means = torch.stack([torch.stack(group).mean(dim=0) for group in groups])
-        return cls(means, sum(squares) / len(squares))
+            size = len(g)
+        stacked = torch.stack(of_batches)
+        return cls(
+            means=torch.stack([stacked[i::GROUPS].mean(dim=0) for i in range(GROUPS)]),
+            second_moment=sum(squares) / len(squares),
+            batch_noise=size * float(stacked.var(dim=0).sum()),
+        )
 
     def signal(self) -> float:
         r"""Returns the squared norm of the expected gradient."""
@@ -137,19 +144,29 @@ class Bench:
         maps = self.backbone(x)
         return F.pad(maps, (0, 1), value=1.0) / maps.shape[1]
 
-    def draws(self) -> Iterator[Draw]:
-        r"""Yields the batches, the same for every measurement."""
+    def draws(self, times: Times | None = None) -> Iterator[Draw]:
+        r"""Yields the batches, the same for every measurement with the same times.
+
+        Arguments:
+            times: The distribution of times; independent uniform ones if None.
+        """
+        times = UniformTimes() if times is None else times
         for step in range(self.samples // self.batch):
             generator = step_generator(self.seed, DRAWS, step, "cpu")
             x_0 = self.reference.sample(self.batch, generator)
             x_1 = self.id.sample(self.batch, generator)
-            t = torch.rand(self.batch, generator=generator)
+            t = times.sample(self.batch, generator)
             yield Draw(x_0, x_1, t, torch.randn(x_0.shape, generator=generator))
 
-    def gradients(self, term: Term) -> Iterator[Tensor]:
-        r"""Yields the per-sample gradients of a term, each with shape :math:`(B, K (F + 1))`."""
+    def gradients(self, term: Term, times: Times | None = None) -> Iterator[Tensor]:
+        r"""Yields the per-sample gradients of a term, each with shape :math:`(B, K (F + 1))`.
+
+        Arguments:
+            term: The term.
+            times: The distribution of times; independent uniform ones if None.
+        """
         size = self.ratio.basis.size
-        for draw in self.draws():
+        for draw in self.draws(times):
             maps = {name: self.features(x) for name, x in term.points(draw).items()}
             cells = [torch.zeros(*m.shape[:2], size, requires_grad=True) for m in maps.values()]
             at = {n: Coefficients(c.sum(dim=1), c) for n, c in zip(maps, cells, strict=True)}

@@ -17,6 +17,7 @@ from ood_osdre import checkpoints
 from ood_osdre.building import build_ratio
 from ood_osdre.config import Config
 from ood_osdre.data import load_benchmark, load_manifest
+from ood_osdre.objectives import TimeScoreMatching, UniformTimes
 
 if TYPE_CHECKING:
     from gradients import Bench
@@ -236,6 +237,18 @@ class TestGradientSNR:
         second = (slope.square().sum(1) * (mean.square().sum(1) + spread * deviations)).mean()
         assert found.signal() == pytest.approx(signal.item(), rel=0.05, abs=0)
         assert found.second_moment == pytest.approx(second.item(), rel=0.02, abs=0)
+        assert found.batch_noise == pytest.approx((second - signal).item(), rel=0.3, abs=0)
+
+    def test_stratified_times_leave_less_noise(self) -> None:
+        import gradients
+
+        bench = self.linear(4096)
+        term = TimeScoreMatching(bench.path, bench.weight)
+        noise = [
+            gradients.Measurement.of(bench.gradients(term, UniformTimes(stratified=s))).batch_noise
+            for s in (False, True)
+        ]
+        assert noise[1] < 0.5 * noise[0]
 
     def test_blocks_that_cells_see_alone_move_as_one(self) -> None:
         bench = self.linear(256)

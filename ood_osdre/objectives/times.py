@@ -7,9 +7,9 @@ also knows its log-derivative, see :class:`ood_osdre.objectives.TimeScoreMatchin
 
 The times of a batch are independent, or *stratified*: evenly spaced in probability from a random
 offset, in random order. Each time alone is distributed as before, so no loss has another
-expectation; what a function of the time alone adds to the noise of a batch, all but vanishes. In
-time score matching that is the most of the noise: its loss has :math:`\partial_t s`, whose mean
-over the times cancels against the ends only in expectation.
+expectation; what a function of the time alone adds to the noise of a batch, all but vanishes. On
+images that is most of the noise of time score matching (`benchmarks/gradient_snr.py`): its loss
+has :math:`\partial_t s`, whose mean over the times cancels against the ends in expectation only.
 
 References:
     | Variational diffusion models (Kingma et al., 2021)
