@@ -227,7 +227,8 @@ def _keep(source: Path, target: Path, files: Sequence[str], out: Path) -> None:
     """
     checksums = record_of(source)["data"]["checksums"]
     for other in sorted(out.glob("*/seed-*/run.json"))[:1]:
-        if record_of(other.parent)["data"]["checksums"] != checksums:
+        # A variant has seen no training set.
+        if differences(record_of(other.parent)["data"]["checksums"], checksums, shared=True):
             raise UserError(f"{source}: other data than {other.parent}; choose another --out.")
     for file in [*files, "run.json"]:
         with atomic_path(target / file) as temporary:

@@ -81,11 +81,11 @@ def test_another_run_is_not_taken_for_done(
 
     args.steps = 4
     assert grid.run_grid(methods, args) == 1
-    assert "training.steps 3, not 4" in capsys.readouterr().err
+    assert "training.steps=3 (not 4)" in capsys.readouterr().err
     args.steps = 3
     methods = {"a": grid.Method(["data.train_limit=60"])}
     assert grid.run_grid(methods, args) == 1
-    assert "data.train_limit 50, not 60" in capsys.readouterr().err
+    assert "data.train_limit=50 (not 60)" in capsys.readouterr().err
 
 
 def run_quickly(command: list[str], args: argparse.Namespace) -> None:
@@ -100,8 +100,10 @@ def run_quickly(command: list[str], args: argparse.Namespace) -> None:
         config = eval_ood.override_config(trained, parsed.overrides).to_dict()
     else:
         config = eval_ood.read_config(parsed, args.config).to_dict()
-    data = {"checksums": {"id": getattr(args, "checksum", "a")}}
-    record = {"benchmark": "digits", "config": config, "data": data}
+    checksums = {"id": getattr(args, "checksum", "a")}
+    if "--checkpoint" not in command:
+        checksums["id_train"] = "b"
+    record = {"benchmark": "digits", "config": config, "data": {"checksums": checksums}}
     (out / "run.json").write_text(json.dumps(record))
     for file in ("metrics.csv", "scores.npz"):
         (out / file).write_text("")
@@ -154,7 +156,7 @@ def test_another_variant_is_not_taken_for_done(
     kept = tmp_path / "out" / "a" / "seed-0"
     shutil.copy(kept / "NFE_5" / "run.json", kept / "NFE_2" / "run.json")
     assert grid.run_grid(with_variants(), args) == 1
-    assert "evaluation.evaluations 5, not 2" in capsys.readouterr().err
+    assert "evaluation.evaluations=5 (not 2)" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("quick")
@@ -240,7 +242,7 @@ def test_no_run_starts_beyond_the_budget(
 ) -> None:
     import grid
 
-    args = arguments(tmp_path, "--only", "a", "--budget", "-1")
+    args = arguments(tmp_path, "--only", "a", "--budget", "0")
     assert grid.run_grid({"a": grid.Method([])}, args) == 1
     assert "not started: a, seed 0" in capsys.readouterr().err
     assert not (tmp_path / "scratch").exists()
