@@ -19,7 +19,7 @@ from runs import Run, markdown_rows, mean_deviation, read_run
 
 from ood_osdre.files import atomic_path, write_text_atomic
 from ood_osdre.plots import STROKES, STYLE, density_grid
-from ood_osdre.scores import read_scores
+from ood_osdre.scores import ROLES, read_scores
 
 METRICS = ("AUROC", "FPR@95", "AUPR_IN", "AUPR_OUT")
 MEANS = {"nearood": "near", "farood": "far", "all": "all"}
@@ -113,30 +113,34 @@ def _text(column: str, values: pd.Series) -> str:
     return mean_deviation(values.tolist())
 
 
-def learning(folder: Path, parts: int = 3) -> str:
-    r"""Returns how far the runs that keep their log have come: losses, and the spread of ratios.
+def learning(folder: Path) -> str:
+    r"""Returns how far the runs of time score matching that keep their log have come.
 
-    The loss of time score matching is, up to its noise and a constant, the squared error less what
-    a score of 0 would have; the logged ones are of single batches.
+    Their loss is, up to its noise, the squared error less that of a score of 0; the logged ones are
+    of single batches. The spread of the log-ratios is that of the checkpoint that was selected.
 
     Arguments:
         folder: The folder of the comparison.
-        parts: The number of equal parts of the training over which losses are averaged.
     """
-    rows, header = [], list[str]()
+    rows = []
     for name in METHODS:
         run = folder / slug(name) / "seed-0"
-        if not (run / "log.jsonl").is_file():
+        if not ((run / "log.jsonl").is_file() and (run / "scores.npz").is_file()):
             continue
         log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-        losses = np.array_split([entry["loss_total"] for entry in log], parts)
-        ends = [entry["step"] for entry in log][len(losses[0]) - 1 :: len(losses[0])]
-        header = [f"loss to step {end:,}" for end in ends]
+        losses = [entry["loss_time_score"] for entry in log if "loss_time_score" in entry]
+        if len(losses) < 6 or losses[-1] != log[-1]["loss_total"]:
+            continue
+        selected = read_run(run).record["validation"]["best"]["step"]
         scores = read_scores(run / "scores.npz")
-        sets = [s for role in ("id", "near", "far") for s in scores.of(role).values()]
-        spread = np.concatenate([s.score for s in sets]).std()
-        rows.append([name, *(f"{part.mean():.2f}" for part in losses), f"{spread:.3f}"])
-    return markdown_rows(["method", *header, "spread of log-ratios (nats)"], rows)
+        sets = [s.score for role in ROLES for s in scores.of(role).values()]
+        thirds = [
+            f"{third.mean():.1f} ± {third.std(ddof=1) / len(third) ** 0.5:.1f}"
+            for third in np.array_split(losses, 3)
+        ]
+        rows.append([name, *thirds, f"{selected:,.0f}", f"{np.concatenate(sets).std():.3f}"])
+    header = ["loss, first third", "second third", "last third"]
+    return markdown_rows(["method", *header, "checkpoint of step", "spread (nats)"], rows)
 
 
 def markdown(table: pd.DataFrame) -> str:

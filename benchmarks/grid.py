@@ -152,7 +152,7 @@ def _run(
                  *([] if left is None else ["--time-budget", f"{left:.0f}"]), *overrides],
                 args,
             )  # fmt: skip
-            _keep(scratch, kept, files, args.out)
+            _keep(scratch, kept, files, args.out, trained=True)
         for variant, options in method.variants.items():
             label = f"{name}, seed {seed}, {variant}"
             again, place = scratch / slug(variant), kept / slug(variant)
@@ -167,7 +167,7 @@ def _run(
                  "--out", str(again), *options],
                 args,
             )  # fmt: skip
-            _keep(again, place, files, args.out)
+            _keep(again, place, files, args.out, trained=False)
     except UserError as error:
         return f"{label}: {error}"
     return None
@@ -219,7 +219,7 @@ def _command(options: Sequence[str], args: argparse.Namespace) -> None:
         raise UserError(last if unfinished else f"failed: {last.replace('--out', '--scratch')}")
 
 
-def _keep(source: Path, target: Path, files: Sequence[str], out: Path) -> None:
+def _keep(source: Path, target: Path, files: Sequence[str], out: Path, *, trained: bool) -> None:
     r"""Copies what is kept; the record last, as it says that the rest is there.
 
     Raises:
@@ -227,8 +227,9 @@ def _keep(source: Path, target: Path, files: Sequence[str], out: Path) -> None:
     """
     checksums = record_of(source)["data"]["checksums"]
     for other in sorted(out.glob("*/seed-*/run.json"))[:1]:
+        kept = record_of(other.parent)["data"]["checksums"]
         # A variant has seen no training set.
-        if differences(record_of(other.parent)["data"]["checksums"], checksums, shared=True):
+        if checksums != kept if trained else not checksums.items() <= kept.items():
             raise UserError(f"{source}: other data than {other.parent}; choose another --out.")
     for file in [*files, "run.json"]:
         with atomic_path(target / file) as temporary:

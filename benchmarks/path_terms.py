@@ -14,8 +14,9 @@ The protocol, fixed before the first run but for what is said of further rounds 
 - `screen` tries every candidate with two seeds. The one with the largest mean paired difference of
   validation AUROC goes on, whatever its sign.
 - The candidates of `SECOND` were added after the first had found nothing; the same holds for them,
-  and the best of them goes on too. So it is with `STRATIFIED`, added when stratified times had
-  turned out to help score matching alone.
+  and the best of them goes on too. So it is with `STRATIFIED`, added when the gradient
+  noise of score matching had turned out to be mostly that of the times. (Intervals are not corrected for
+  the rounds.)
 - `confirm` trains it and the base with five fresh seeds. It *helps*, or harms, if the 95 %
   t-interval of the paired difference lies on one side of 0; else the answer is that nothing is
   seen at this budget, and how large a difference would have been seen is the interval's width.
@@ -82,7 +83,7 @@ SECOND = {
     "mixtures as the path, 1": [*ENDS, "objective.weight=bridge", "objective.mixture_score=1"],
 }  # fmt: skip
 CANDIDATES |= SECOND
-# Without the noise of the times, which is most of what score matching's gradient has.
+# Without the noise of the times, see `gradient_snr.py`.
 STRATIFIED = {
     f"{name}, stratified times": [*CANDIDATES[name], "times.stratified=true"]
     for name in (

@@ -28,21 +28,21 @@ def count(low: int, high: int | None = None) -> Callable[[str], int]:
     return read
 
 
-def number(above: float | None = None) -> Callable[[str], float]:
+def number(positive: bool = False) -> Callable[[str], float]:
     r"""Returns the type of an option that takes finite numbers from 0.
 
     Arguments:
-        above: What they have to exceed; None if 0 is one of them.
+        positive: Whether 0 is none of them.
     """
-    expected = "at least 0" if above is None else f"above {above:g}"
+    expected = "above 0" if positive else "at least 0"
 
     def read(text: str) -> float:
         try:
             value = float(text)
         except ValueError:
             value = math.nan
-        if not (0 <= value < math.inf and (above is None or value > above)):
-            raise argparse.ArgumentTypeError(f"got {text}, expected a number {expected}")
+        if not 0 <= value < math.inf or (positive and value == 0):
+            raise argparse.ArgumentTypeError(f"got {text}, expected a finite number {expected}")
         return value
 
     return read

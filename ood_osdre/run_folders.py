@@ -153,10 +153,11 @@ def differences(
     """
     old, new = _flat(then), _flat(now)
     keys = old.keys() & new.keys() if shared else old.keys() | new.keys()
+    missing = object()
     differing = [
         f"{key}={_short(old.get(key))} (not {_short(new.get(key))})"
         for key in sorted(keys)
-        if old.get(key) != new.get(key)
+        if old.get(key, missing) != new.get(key, missing)
     ]
     from .data.lists import first
 

@@ -107,8 +107,8 @@ class TimesConfig(Section):
 
     Attributes:
         kind: Uniform, logit-normal (mean -0.4, std 1), or proportional to :math:`1 / V(t)`.
-        stratified: Whether the times of a batch are spread evenly, which takes most of its noise
-            out of time score matching of images.
+        stratified: Whether the times of a batch are spread evenly, which can take most of its noise
+            out of time score matching.
     """
 
     kind: Literal["uniform", "logit_normal", "inverse_variance"] = "uniform"

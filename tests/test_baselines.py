@@ -167,12 +167,7 @@ def test_the_integral_is_over_the_interval_that_was_trained() -> None:
 
 TIMED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "mlp": (lambda: TimeConditionedMLP(DIM, 8), (DIM,)),
-    "mlp, one octave": (lambda: TimeConditionedMLP(DIM, 8, octaves=1), (DIM,)),
     "resnet": (lambda: TimeConditionedResNet(0.125, (1, 1, 1, 1), 2), (3, 16, 16)),
-    "resnet, one octave": (
-        lambda: TimeConditionedResNet(0.125, (1, 1, 1, 1), 2, octaves=1),
-        (3, 16, 16),
-    ),
 }
 
 

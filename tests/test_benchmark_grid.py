@@ -100,9 +100,9 @@ def run_quickly(command: list[str], args: argparse.Namespace) -> None:
         config = eval_ood.override_config(trained, parsed.overrides).to_dict()
     else:
         config = eval_ood.read_config(parsed, args.config).to_dict()
-    checksums = {"id": getattr(args, "checksum", "a")}
-    if "--checkpoint" not in command:
-        checksums["id_train"] = "b"
+    checksums = getattr(args, "checksums", {"id": "a", "id_train": "b"})
+    if "--checkpoint" in command:
+        checksums = {"id": checksums["id"]}
     record = {"benchmark": "digits", "config": config, "data": {"checksums": checksums}}
     (out / "run.json").write_text(json.dumps(record))
     for file in ("metrics.csv", "scores.npz"):
@@ -167,10 +167,12 @@ def test_runs_of_other_data_are_not_kept(
 
     assert grid.run_grid(with_variants(), arguments(tmp_path, "--only", "a")) == 0
     args = arguments(tmp_path, "--only", "b")
-    args.checksum = "another"
-    assert grid.run_grid(with_variants(), args) == 1
-    assert "other data than" in capsys.readouterr().err
-    assert not (tmp_path / "out" / "b").exists()
+    for checksums in ({"id": "another"}, {"id": "a"}, {"id": "a", "id_train": "b", "near": "c"}):
+        shutil.rmtree(tmp_path / "scratch" / "out" / "b", ignore_errors=True)
+        args.checksums = checksums
+        assert grid.run_grid(with_variants(), args) == 1
+        assert "other data than" in capsys.readouterr().err
+        assert not (tmp_path / "out" / "b").exists()
 
 
 @pytest.mark.usefixtures("quick")
@@ -346,22 +348,22 @@ def test_a_solvers_rows_have_their_evaluations_and_no_validation_of_their_own(
 def test_how_far_a_run_has_come_is_read_from_its_log(tmp_path: Path) -> None:
     import comparison
 
-    run = tmp_path / "DRE-inf" / "seed-0"
-    write_run(run, 0, {"estimator": "time_conditioned"}, val_auroc=0.6)
-    losses = [1.0, 0.0, -1.0, -3.0, -5.0, -6.0]
-    log = [{"step": 100 * (i + 1), "loss_total": loss} for i, loss in enumerate(losses)]
-    (run / "log.jsonl").write_text("".join(f"{json.dumps(entry)}\n" for entry in log))
-    scores = Scores()
-    scores.add("id", "cifar10", np.ones(2), np.zeros(2), ["a", "b"])
-    scores.add("near", "tin", -np.ones(2), -np.ones(2), ["c", "d"])
-    write_scores(run / "scores.npz", scores)
+    for name, term in (("DRE-inf", "time_score"), ("OS-DRE-end-point", "endpoint")):
+        run = tmp_path / name / "seed-0"
+        write_run(run, 0, {}, val_auroc=0.6, step=600)
+        log = [
+            {"step": 100 * (i + 1), f"loss_{term}": loss, "loss_total": loss}
+            for i, loss in enumerate([1.0, 0.0, -4.0, -1.0, -3.0, -5.0, -7.0])
+        ]
+        (run / "log.jsonl").write_text("".join(f"{json.dumps(entry)}\n" for entry in log))
+        scores = Scores()
+        scores.add("id", "cifar10", np.ones(2), np.zeros(2), ["a", "b"])
+        scores.add("near", "tin", -np.ones(2), -np.ones(2), ["c", "d"])
+        write_scores(run / "scores.npz", scores)
     write_run(tmp_path / "KLIEP" / "seed-0", 0, {}, val_auroc=0.75)  # keeps no log
 
-    header, _, row = comparison.learning(tmp_path).splitlines()
-    assert header.count("loss to step") == 3
-    for step in ("200", "400", "600"):
-        assert f"loss to step {step} |" in header
-    assert row == "| DRE-∞ | 0.50 | -2.00 | -5.50 | 1.000 |"
+    _, _, *rows = comparison.learning(tmp_path).splitlines()
+    assert rows == ["| DRE-∞ | -1.0 ± 1.5 | -2.0 ± 1.0 | -6.0 ± 1.0 | 600 | 1.000 |"]
 
 
 def test_paired_differences_carry_a_t_interval(tmp_path: Path) -> None:

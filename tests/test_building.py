@@ -2,7 +2,7 @@ r"""Tests for the ood_osdre.building module: what a configuration offers is what
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -217,13 +217,25 @@ def test_options_of_the_end_point_loss_and_the_solver_arrive() -> None:
     timed = Config.from_mapping(
         {
             "estimator": "time_conditioned",
-            "network": {**NETWORK, "norm": "group", "octaves": 2},
+            "network": {**NETWORK, "norm": "group"},
             "objective": {"endpoint": 0, "time_score": 1},
             "evaluation": {"solver": "ode", "tolerance": 1e-5},
         }
     )
     ratio = build_ratio(timed, classes=0)
     assert (ratio.solver, ratio.tolerance) == ("ode", 1e-5)
+
+
+@pytest.mark.parametrize("network", [NETWORK, {"kind": "mlp"}], ids=["resnet", "mlp"])
+def test_the_octaves_of_the_time_arrive(network: dict[str, Any]) -> None:
+    config = Config.from_mapping(
+        {
+            "estimator": "time_conditioned",
+            "network": {**network, "norm": "group", "octaves": 2},
+            "objective": {"endpoint": 0, "time_score": 1},
+        }
+    )
+    ratio = build_ratio(config, classes=0, features=3)
     assert len(ratio.network.embedding.frequencies) == 2
 
 

@@ -19,6 +19,7 @@ from ood_osdre.objectives import (
     UniformTimes,
     Weight,
 )
+from ood_osdre.objectives.marginal import time_score_loss
 from ood_osdre.paths import GaussianPath, Moments
 from ood_osdre.schedules import (
     FollmerSchedule,
@@ -139,7 +140,7 @@ def test_stratified_times_come_in_random_order() -> None:
 
 
 def test_stratified_times_take_the_noise_out_of_time_score_matching() -> None:
-    r"""A score without x, of which the loss knows the exact value, the integral of its square."""
+    r"""Of a score without x the exact loss is known, the integral of its square."""
 
     def score(t: Tensor) -> Tensor:
         return (6 * t).sin()
@@ -147,8 +148,11 @@ def test_stratified_times_take_the_noise_out_of_time_score_matching() -> None:
     def losses(times: Times) -> Tensor:
         generator = torch.Generator().manual_seed(5)
         t = torch.stack([times.sample(64, generator) for _ in range(200)])
-        ends = score(torch.tensor(0.0)) - score(torch.tensor(1.0))
-        return (2 * ends + 12 * (6 * t).cos() + score(t) ** 2).mean(dim=1)
+        return time_score_loss(
+            Constant(), times, t,
+            s=score(t), derivative=6 * (6 * t).cos(),
+            s_low=score(torch.zeros(())), s_high=score(torch.ones(())),
+        ).mean(dim=1)  # fmt: skip
 
     exact = 0.5 - np.sin(12) / 24
     independent, stratified = losses(UniformTimes()), losses(UniformTimes(stratified=True))

@@ -14,6 +14,7 @@ from ood_osdre import checkpoints
 from ood_osdre.commands.eval_ood import FAILED, UNFINISHED, main
 from ood_osdre.errors import UserError
 from ood_osdre.records import read_record
+from ood_osdre.run_folders import differences
 from ood_osdre.scores import Scores, read_scores, write_scores
 
 FAST = ["--quiet", "--device", "cpu", "network.width=0.125", "network.depths=[1, 1, 1, 1]"]
@@ -244,4 +245,16 @@ def test_damaged_bytes_of_a_scores_file_are_one_line(tmp_path: Path) -> None:
 def test_a_time_budget_is_a_number(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--time-budget", "nan"])
-    assert "got nan, expected a number at least 0" in capsys.readouterr().err
+    assert "got nan, expected a finite number at least 0" in capsys.readouterr().err
+
+
+def test_differences_name_keys_and_values() -> None:
+    then = {"a": {"x": 1, "old": 2}, "b": None}
+    assert differences(then, then) is None
+    assert differences(then, {"a": {"x": 3, "new": 2}, "b": None}) == (
+        "3 keys: a.new=None (not 2), a.old=2 (not None), a.x=1 (not 3)"
+    )
+    assert differences(then, {"a": {"x": 1}}, shared=True) is None
+    assert differences(then, {"a": {"x": 3}}, shared=True) == "1 key: a.x=1 (not 3)"
+    # A key that is missing is not one that is None.
+    assert differences({"a": {"x": None}}, {"a": {}}) == "1 key: a.x=None (not None)"

@@ -57,7 +57,10 @@ def test_density_uses_the_learning_rate_given(jobs: object) -> None:
 @pytest.mark.parametrize(
     ("option", "value", "expected"),
     [
-        *(("--lr", value, "a number above 0") for value in ("0", "nan", "inf", "-0.1", "fast")),
+        *(
+            ("--lr", value, "a finite number above 0")
+            for value in ("0", "nan", "inf", "-0.1", "fast")
+        ),
         ("--seed", "-1", "a whole number, 0 to 2147483647"),
         ("--seed", str(2**31), "a whole number, 0 to 2147483647"),
         ("--seeds", "0", "a whole number, at least 1"),

@@ -6,10 +6,11 @@ that come from an integration by parts differentiate that product, which is why 
 also knows its log-derivative, see :class:`ood_osdre.objectives.TimeScoreMatching`.
 
 The times of a batch are independent, or *stratified*: evenly spaced in probability from a random
-offset, in random order. Each time alone is distributed as before, so no loss has another
-expectation; what a function of the time alone adds to the noise of a batch, all but vanishes. On
-images that is most of the noise of time score matching (`benchmarks/gradient_snr.py`): its loss
-has :math:`\partial_t s`, whose mean over the times cancels against the ends in expectation only.
+offset (systematic sampling), in random order. Each time alone is distributed as before, so no loss
+that is a mean over samples has another expectation; what a function of the time alone adds to the
+noise of a batch, all but vanishes. In time score matching that can be the most: its loss has
+:math:`\partial_t s`, whose mean over the times cancels against the ends in expectation only. How
+much it is at the start of training, on synthetic images, measures `benchmarks/gradient_snr.py`.
 
 References:
     | Variational diffusion models (Kingma et al., 2021)

@@ -58,7 +58,7 @@ def add_common_arguments(parser: argparse.ArgumentParser, task: str) -> None:
     add("--steps", type=one, metavar="N", help="updates of every fit, in place of its own")
     add(
         "--lr",
-        type=number(above=0),
+        type=number(positive=True),
         metavar="X",
         help="the learning rate, in place of each fit's own",
     )
