@@ -24,7 +24,6 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from ood_osdre.arguments import count
 from ood_osdre.errors import UserError, exit_status, one_line
 from ood_osdre.tasks.dependence import NormalScores
 from ood_osdre.tasks.estimators import FitOptions
@@ -115,8 +114,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("samples", type=Path, metavar="DIR")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
     parser.add_argument("--method", default="os-dre")
-    parser.add_argument("--rows", type=count(1), metavar="N", help="use the first N rows only")
-    parser.add_argument("--steps", type=count(1), default=DEFAULTS.steps)
+    parser.add_argument("--rows", type=int, metavar="N", help="use the first N rows only")
+    parser.add_argument("--steps", type=int, default=DEFAULTS.steps)
     parser.add_argument(
         "--add-ksg", type=Path, metavar="RECORD", help="keep its estimates, make KSG's anew"
     )
