@@ -3,6 +3,7 @@ r"""The grids of runs and their tables: what is skipped, what fails, and what th
 import argparse
 import json
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -427,7 +428,12 @@ def test_an_interrupted_grid_stops_its_runs(
     monkeypatch.setattr(grid.subprocess, "Popen", sleep)
     monkeypatch.setattr(grid, "tqdm", interrupted)
     args = arguments(tmp_path, "--only", "a", "b")
-    with pytest.raises(KeyboardInterrupt):
-        grid.run_grid({"a": grid.Method([]), "b": grid.Method([])}, args)
+    # A shell starts what is in the background deaf to interrupts, and its children with it.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            grid.run_grid({"a": grid.Method([]), "b": grid.Method([])}, args)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert len(started) == 1
     assert not grid.RUNNING
