@@ -13,10 +13,10 @@ The protocol, fixed before the first run but for what is said of further rounds 
   thing more, with the same seed, data, network and number of steps.
 - `screen` tries every candidate with two seeds. The one with the largest mean paired difference of
   validation AUROC goes on, whatever its sign.
-- The candidates of `SECOND` were added after the first had found nothing; the same holds for them,
-  and the best of them goes on too. So it is with `STRATIFIED`, added when the gradient
-  noise of score matching had turned out to be mostly that of the times. (Intervals are not corrected for
-  the rounds.)
+- A second round of six candidates found nothing either; their code is gone, and the commit that had
+  it is named on the page. The candidates of `STRATIFIED` are a third round, added when the gradient
+  noise of score matching had turned out to be mostly that of the times; the best of them goes on
+  too. (Intervals are not corrected for the rounds.)
 - `confirm` trains it and the base with five fresh seeds. It *helps*, or harms, if the 95 %
   t-interval of the paired difference lies on one side of 0; else the answer is that nothing is
   seen at this budget, and how large a difference would have been seen is the interval's width.
@@ -65,24 +65,6 @@ CANDIDATES = {
     # No term, but what a path brings along: noise at the ends, ten times the default's.
     "end points with ten times the noise": [*ENDS, "path.eps=0.05"],
 }  # fmt: skip
-SECOND = {
-    "time score matching, weight at the ends": [
-        *ENDS, "objective.weight=ends", "objective.time_score=0.05",
-    ],
-    # A warm start from score matching.
-    "time score matching, falling from 1": [
-        *CONSTANT, "objective.time_score=1", "objective.ramp=falling",
-    ],
-    "time score matching, rising to 0.1": [
-        *CONSTANT, "objective.time_score=0.1", "objective.ramp=rising",
-    ],
-    "end points with a third to three times the noise": [*ENDS, "objective.endpoint_spread=3"],
-    "mixtures as the path, 0.1": [
-        *ENDS, "objective.weight=bridge", "objective.mixture_score=0.1",
-    ],
-    "mixtures as the path, 1": [*ENDS, "objective.weight=bridge", "objective.mixture_score=1"],
-}  # fmt: skip
-CANDIDATES |= SECOND
 # Without the noise of the times, see `gradient_snr.py`.
 STRATIFIED = {
     f"{name}, stratified times": [*CANDIDATES[name], "times.stratified=true"]

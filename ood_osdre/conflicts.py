@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 WIDTH_STEP, STAGES = 1 / 8, 4
 OPEN_SCHEDULES = ("vp", "follmer")
 
-# The terms whose weights `objective.ramp` changes over training.
-SCORE_MATCHING = ("conditional", "time_score", "path_difference", "mixture_score")
+SCORE_MATCHING = ("conditional", "time_score", "path_difference")
 # The terms that train each estimator, and those it can carry besides.
 TERMS = {
     "one_step": ("endpoint", *SCORE_MATCHING),
@@ -53,7 +52,6 @@ def conflicts(config: "Config") -> Iterator[str]:
     for term in ("class_weight", "outlier_exposure"):
         if getattr(objective, term) and not network.classes_head:
             yield f"objective.{term}: is on, but network.classes_head is false."
-    yield from _objective_conflicts(config)
     yield from _estimator_conflicts(config)
     yield from _network_conflicts(config)
     yield from _path_conflicts(config)
@@ -79,33 +77,6 @@ def unread(overrides: Sequence[str], estimator: str) -> Iterator[str]:
             yield f"{key}: is for training, and --checkpoint trains nothing."
         elif reader != estimator:
             yield f"{key}: is for estimator {reader}, this one is {estimator}."
-
-
-def _objective_conflicts(config: "Config") -> Iterator[str]:
-    objective = config.objective
-    if objective.endpoint_clean and objective.endpoint_spread > 1:
-        yield "objective.endpoint_spread: is on, but objective.endpoint_clean leaves no noise."
-    if objective.ramp != "constant" and not any(getattr(objective, t) for t in SCORE_MATCHING):
-        yield (
-            f"objective.ramp: got {objective.ramp}, but there is no score-matching term; expected "
-            f"one of {', '.join(SCORE_MATCHING)} above 0."
-        )
-    if objective.ramp != "constant" and config.estimator == "time_conditioned":
-        yield f"objective.ramp: got {objective.ramp}, but a single term has nothing to ramp against."
-    if objective.mixture_score and objective.endpoint_spread > 1:
-        yield "objective.mixture_score: is on, but objective.endpoint_spread ties ends to times."
-    if objective.mixture_score and objective.weight in ("inverse_variance", "noise_variance"):
-        yield (
-            f"objective.mixture_score: is on, but objective.weight {objective.weight} is of a "
-            "Gaussian path; expected bridge, constant or ends."
-        )
-    others = (term for term in SCORE_MATCHING if term != "mixture_score")
-    blends = [term for term in others if getattr(objective, term)]
-    if objective.mixture_score and blends:
-        yield (
-            f"objective.mixture_score: is on beside {' and '.join(blends)}, whose time score is of "
-            "another path."
-        )
 
 
 def _estimator_conflicts(config: "Config") -> Iterator[str]:

@@ -15,7 +15,6 @@ from torch import nn
 
 from .baselines import TimeConditionedConditionalMatching, TimeConditionedScoreMatching
 from .config import Config
-from .conflicts import SCORE_MATCHING
 from .errors import UserError
 from .networks import MLP
 from .noises import BridgeNoise, DDBINoise, DequantisationNoise, NoiseModel
@@ -26,12 +25,10 @@ from .objectives import (
     ConditionalScoreMatching,
     Constant,
     EndPointLoss,
-    EndsWeight,
     InverseVarianceTimes,
     InverseVarianceWeight,
     JointScoreMatching,
     LogitNormalTimes,
-    MixtureScoreMatching,
     NoiseVarianceWeight,
     Objective,
     OutlierExposure,
@@ -75,7 +72,6 @@ NOISES: dict[str, Callable[[PathConfig, bool], NoiseModel]] = {
 WEIGHTS: dict[str, Callable[[GaussianPath, Moments], Weight]] = {
     "constant": lambda path, moments: Constant(),
     "bridge": lambda path, moments: BridgeWeight(),
-    "ends": lambda path, moments: EndsWeight(),
     "inverse_variance": InverseVarianceWeight,
     "noise_variance": lambda path, moments: NoiseVarianceWeight(path),
 }
@@ -146,14 +142,14 @@ def build_objective(
         if o.conditional:
             return TimeConditionedConditionalMatching(path, weight)
         return TimeConditionedScoreMatching(path, weight, times)
-    clean, spread = o.endpoint_clean, o.endpoint_spread
+    clean = o.endpoint_clean
     terms: dict[str, tuple[float, Callable[[], Term]]] = {
         "endpoint": (
             o.endpoint,
-            lambda: EndPointLoss(path, o.endpoint_loss, clean, o.endpoint_cap, spread),
+            lambda: EndPointLoss(path, o.endpoint_loss, clean, o.endpoint_cap),
         ),
-        "class": (o.class_weight, lambda: ClassLoss(path, clean, spread=spread)),
-        "outlier_exposure": (o.outlier_exposure, lambda: OutlierExposure(path, clean, spread)),
+        "class": (o.class_weight, lambda: ClassLoss(path, clean)),
+        "outlier_exposure": (o.outlier_exposure, lambda: OutlierExposure(path, clean)),
         "conditional": (
             o.conditional,
             lambda: (
@@ -173,17 +169,11 @@ def build_objective(
             ),
         ),
         "path_difference": (o.path_difference, lambda: PathDifference(path, weight, o.delta)),
-        "mixture_score": (
-            o.mixture_score,
-            lambda: MixtureScoreMatching(path, weight, times, clean),
-        ),
-        "shrinkage": (o.shrinkage, lambda: Shrinkage(path, clean, spread)),
+        "shrinkage": (o.shrinkage, lambda: Shrinkage(path, clean)),
         "path_variance": (o.path_variance, lambda: PathVariance(path, moments)),
     }
     chosen = {name: (w, make()) for name, (w, make) in terms.items() if w > 0}
-    ramped = SCORE_MATCHING if o.ramp != "constant" else ()
-    ramps = {name: o.ramp for name in ramped if name in chosen}
-    return Objective(chosen, separate=o.separate_forwards, ramps=ramps)
+    return Objective(chosen, separate=o.separate_forwards)
 
 
 def build_decoder(path: GaussianPath, ratio: RatioModel | None) -> nn.Module:

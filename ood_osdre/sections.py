@@ -124,7 +124,6 @@ class ObjectiveConfig(Section):
         endpoint_loss: Its form.
         endpoint_clean: Whether it sees the clean ends, not the path's dequantised ones.
         endpoint_cap: The log-ratio, in nats, from which its exponentials go on as tangents.
-        endpoint_spread: A factor F on the dequantised ends' noise, drawn between 1/F and F.
         class_weight: The weight of the class head's cross-entropy on ID data.
         outlier_exposure: The weight of the class head's uniformity on the reference.
         conditional: The weight of conditional score matching.
@@ -134,12 +133,9 @@ class ObjectiveConfig(Section):
         time_score: The weight of time score matching with boundary terms.
         path_difference: The weight of the path-difference loss.
         delta: The step of the path difference.
-        mixture_score: The weight of time score matching on mixtures of the two ends.
         shrinkage: The weight of the squared log-ratio, which bounds it.
         path_variance: The weight of the learnable schedule's own closed-form variance.
         weight: The weighting :math:`\lambda(t)` of the score-matching terms.
-        ramp: How the weights of the score-matching terms change over training: not, linearly down
-            to 0, or up from 0.
         separate_forwards: Whether reference and ID images pass the network apart, as the paper's
             rivals do; with batch normalisation a shortcut that ends with training.
     """
@@ -150,7 +146,6 @@ class ObjectiveConfig(Section):
     ] = "logistic"
     endpoint_clean: bool = False
     endpoint_cap: Positive = 10.0
-    endpoint_spread: Annotated[float, Range(low=1)] = 1.0
     class_weight: Weight = 0.0
     outlier_exposure: Weight = 0.0
     conditional: Weight = 0.0
@@ -161,13 +156,11 @@ class ObjectiveConfig(Section):
     time_score: Weight = 0.0
     path_difference: Weight = 0.0
     delta: Annotated[float, Range(0, 0.5, "()")] = 0.02
-    mixture_score: Weight = 0.0
     shrinkage: Weight = 0.0
     path_variance: Weight = 0.0
-    weight: Literal["constant", "bridge", "ends", "inverse_variance", "noise_variance"] = (
+    weight: Literal["constant", "bridge", "inverse_variance", "noise_variance"] = (
         "inverse_variance"
     )
-    ramp: Literal["constant", "falling", "rising"] = "constant"
     separate_forwards: bool = False
 
 

@@ -31,7 +31,7 @@ from tqdm import tqdm
 from . import checkpoints, distributed
 from .data.batches import step_generator
 from .errors import UserError
-from .objectives import Draw, Objective
+from .objectives import Draw
 from .optimisation import adamw, autocast_dtype, average_into, learning_rate_factor
 from .ratio import RatioModel
 from .run_log import RunLog
@@ -142,8 +142,6 @@ class Trainer:
         self.ratio.train()
         rows = distributed.share(len(draw.t))
         draw = self._with_probe(draw)
-        if isinstance(self.objective, Objective):
-            self.objective.progress.fill_(self.outcome.step / self.options.steps)
         draw = Draw(*(None if x is None else x[rows] for x in draw))  # type: ignore[arg-type]
         with self.autocast:
             losses = {k: v.mean() for k, v in self.loss(draw).items()}

@@ -23,7 +23,7 @@ from ood_osdre.objective_building import (
     build_times,
     prepare_objective,
 )
-from ood_osdre.objectives import FORMS, LOSSES, RAMPS, Draw, JointScoreMatching, TimeScoreMatching
+from ood_osdre.objectives import FORMS, LOSSES, Draw, JointScoreMatching, TimeScoreMatching
 from ood_osdre.options import option_types
 from ood_osdre.paths import Moments
 from ood_osdre.resources import names
@@ -47,7 +47,6 @@ def float32() -> None:
         (ObjectiveConfig, "conditional_form", set(FORMS) - {"per_dimension"}),
         (ObjectiveConfig, "endpoint_loss", LOSSES),
         (ObjectiveConfig, "weight", WEIGHTS),
-        (ObjectiveConfig, "ramp", RAMPS),
         (PathConfig, "noise", NOISES),
         (PathConfig, "schedule", SCHEDULES),
     ],
@@ -74,9 +73,7 @@ TERMS = [
     {"endpoint": 0.0, "path_difference": 1.0, "weight": "noise_variance"},
     {"endpoint": 0.0, "time_score": 1.0, "weight": "bridge"},
     {"endpoint": 0.0, "path_difference": 1.0, "weight": "constant"},
-    {"endpoint": 0.0, "mixture_score": 1.0, "weight": "bridge"},
-    {"endpoint": 1.0, "endpoint_spread": 3.0, "time_score": 1.0, "weight": "bridge"},
-    {"endpoint": 1.0, "time_score": 1.0, "weight": "ends", "ramp": "falling"},
+    {"endpoint": 1.0, "time_score": 1.0, "weight": "bridge"},
 ]
 
 

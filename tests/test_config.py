@@ -230,27 +230,6 @@ def test_sections_built_in_code_are_checked_too() -> None:
         ),
         ("objective: {path_variance: 1}", "objective.path_variance: is on, but path.schedule"),
         (
-            "objective: {mixture_score: 1, endpoint_spread: 2, weight: bridge}",
-            "objective.mixture_score: is on, but objective.endpoint_spread",
-        ),
-        (
-            "objective: {mixture_score: 1}",
-            "objective.mixture_score: is on, but objective.weight inverse_variance",
-        ),
-        (
-            "objective: {mixture_score: 1, time_score: 1, weight: bridge}",
-            "objective.mixture_score: is on beside time_score",
-        ),
-        ("objective: {ramp: falling}", "objective.ramp: got falling, but there is no"),
-        (
-            "objective: {endpoint_clean: true, endpoint_spread: 2}",
-            "objective.endpoint_spread: is on, but",
-        ),
-        (
-            "estimator: time_conditioned\nobjective: {endpoint: 0, time_score: 1, ramp: rising}",
-            "objective.ramp: got rising, but a single term",
-        ),
-        (
             "network: {classes_head: false}\nobjective: {class_weight: 1}",
             "objective.class_weight: is on, but network.classes_head is false.",
         ),

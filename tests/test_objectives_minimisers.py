@@ -6,7 +6,6 @@ a temporal basis with a dozen functions, and nothing else.
 
 import itertools
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -16,15 +15,13 @@ from gaussian_problem import (
     Quadratic,
     QuadraticCells,
     gradient,
-    legendre,
     minimise,
 )
 from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
-from torch.distributions import Normal
 
 from ood_osdre.bases import RBFBasis
-from ood_osdre.networks import CoefficientNetwork, Coefficients
+from ood_osdre.networks import CoefficientNetwork
 from ood_osdre.noises import DDBINoise
 from ood_osdre.objectives import (
     LOSSES,
@@ -34,12 +31,10 @@ from ood_osdre.objectives import (
     Constant,
     Draw,
     EndPointLoss,
-    EndsWeight,
     InverseVarianceTimes,
     InverseVarianceWeight,
     JointScoreMatching,
     LogitNormalTimes,
-    MixtureScoreMatching,
     NoiseVarianceWeight,
     Objective,
     PathDifference,
@@ -87,7 +82,6 @@ def make_weight(name: str, problem: GaussianProblem) -> Weight:
     return {
         "constant": Constant(2.0),
         "bridge": BridgeWeight(),
-        "ends": EndsWeight(),
         "inverse_variance": InverseVarianceWeight(problem.path, problem.moments),
         "noise_variance": NoiseVarianceWeight(problem.path),
     }[name]
@@ -115,7 +109,7 @@ class LinearDataScore(nn.Module):
         ("uniform", "constant"),
         ("uniform", "inverse_variance"),
         ("middle", "bridge"),
-        ("uniform", "ends"),
+        ("uniform", "bridge"),
         ("logit_normal", "noise_variance"),
         ("inverse_variance", "constant"),
         ("inverse_variance", "noise_variance"),
@@ -206,95 +200,6 @@ def test_end_point_gradient_is_zero_at_the_ratio_it_defines(loss: str, clean: bo
     grad = gradient(ExactRatio(problem, eps=eps), term, draw, weights)
     torch.testing.assert_close(grad, torch.zeros(9), rtol=0, atol=1e-6)
     assert gradient(ExactRatio(problem, eps=other), term, draw, weights).norm() > 1e-3
-
-
-class EndsRatio(nn.Module):
-    r"""Any function of x and t as the time score, plus one that is zero at its start."""
-
-    def __init__(self, log_ratio: Callable[[Tensor], Tensor], scale: float = 1.0) -> None:
-        super().__init__()
-        self.exact, self.scale = log_ratio, scale
-        self.theta = nn.Parameter(torch.zeros(3, 3))
-
-    def coefficients(self, x: Tensor) -> Coefficients:
-        return Coefficients(x)
-
-    def score(self, x: Tensor, t: Tensor) -> Tensor:
-        r = self.exact(x).exp()
-        mixture = (r - 1) / (1 - t + t * r)
-        return self.scale * mixture + self._free(x, torch.stack([t**0, t, t**2], dim=-1))
-
-    def score_derivative(self, x: Tensor, t: Tensor) -> Tensor:
-        t = t.clone().requires_grad_()
-        (slope,) = torch.autograd.grad(self.score(x, t).sum(), t, create_graph=True)
-        return slope
-
-    def log_ratio_of(self, x: Tensor) -> Tensor:
-        powers = torch.tensor([1, 1 / 2, 1 / 3]).expand(len(x), 3)
-        return self.scale * self.exact(x) + self._free(x, powers)
-
-    def _free(self, x: Tensor, powers: Tensor) -> Tensor:
-        return (ExactRatio.features(x) @ self.theta * powers).sum(dim=-1)
-
-
-def ends_at_times(problem: GaussianProblem, times: Times) -> tuple[Draw, Tensor]:
-    r"""Returns a fine rule over the time and both ends with noise."""
-    draw, weights = problem.ends(nodes=32)
-    nodes, w_t = legendre([times.low, 0.3, 0.8, times.high], 16)
-    w_t = w_t * times.density(nodes)
-    t = nodes.repeat_interleave(len(weights))
-    x_0, x_1, noise = (x.repeat(len(nodes), 1) for x in (draw.x_0, draw.x_1, draw.noise))
-    return Draw(x_0, x_1, t, noise), torch.outer(w_t, weights).flatten()
-
-
-@pytest.mark.parametrize("clean", [False, True])
-@pytest.mark.parametrize(
-    ("times", "weight"),
-    [("uniform", "bridge"), ("uniform", "constant"), ("middle", "ends"), ("middle", "bridge")],
-)
-def test_mixture_gradient_is_zero_at_the_mixture_s_time_score(
-    times: str, weight: str, clean: bool
-) -> None:
-    problem = make_problem()
-    p, w = make_times(times, problem), make_weight(weight, problem)
-    term = MixtureScoreMatching(problem.path, w, p, clean)
-    draw, weights = ends_at_times(problem, p)
-
-    def exact(x: Tensor) -> Tensor:
-        return problem.log_ratio(x, 0.0 if clean else EPS)
-
-    # Smooth but not polynomial: the quadrature is accurate rather than exact.
-    grad = gradient(EndsRatio(exact), term, draw, weights)
-    torch.testing.assert_close(grad, torch.zeros(9), rtol=0, atol=1e-5)
-    assert gradient(EndsRatio(exact, scale=0.9), term, draw, weights).norm() > 1e-3
-
-
-def test_a_mixture_s_time_score_integrates_to_the_log_ratio() -> None:
-    t, w = legendre([0, 0.05, 0.5, 0.95, 1], 24)
-    x = torch.linspace(-2, 2, 9)[:, None]
-    ratio = EndsRatio(lambda x: 3 * x[:, 0])
-    integral = torch.stack([ratio.score(y[None], t) @ w for y in x])
-    torch.testing.assert_close(integral, ratio.log_ratio_of(x))
-
-
-def test_spread_ends_define_the_ratio_of_scale_mixtures() -> None:
-    problem, factor = make_problem(), 3.0
-    term = EndPointLoss(problem.path, spread=factor)
-    draw, weights = ends_at_times(problem, UniformTimes())
-    t, w = legendre([0, 1], 24)
-    eps = EPS * factor ** (2 * (2 * t - 1))
-
-    def blurred(x: Tensor) -> Tensor:
-        p_0, p_1 = (
-            Normal(mean, (var + eps).sqrt()).log_prob(x).exp() @ w
-            for mean, var in ((0.0, 1.0), (problem.mean, problem.std**2))
-        )
-        return (p_1 / p_0).log()
-
-    grad = gradient(EndsRatio(blurred), term, draw, weights)
-    torch.testing.assert_close(grad, torch.zeros(9), rtol=0, atol=1e-6)
-    unspread = EndsRatio(lambda x: problem.log_ratio(x, EPS))
-    assert gradient(unspread, term, draw, weights).norm() > 1e-3
 
 
 # Minimised over a linear model, the objectives recover the scores and ratios.

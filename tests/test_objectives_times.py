@@ -10,7 +10,6 @@ from ood_osdre.noises import BridgeNoise, DDBINoise
 from ood_osdre.objectives import (
     BridgeWeight,
     Constant,
-    EndsWeight,
     InverseVarianceTimes,
     InverseVarianceWeight,
     LogitNormalTimes,
@@ -59,7 +58,6 @@ TIMES = {
 WEIGHTS = {
     "constant": lambda: Constant(3.0),
     "bridge": lambda: BridgeWeight(),
-    "ends": lambda: EndsWeight(),
     "inverse-variance": lambda: InverseVarianceWeight(make_path(), MOMENTS),
     "inverse-variance-learnable": lambda: InverseVarianceWeight(make_path("kumaraswamy"), MOMENTS),
     "noise-variance": lambda: NoiseVarianceWeight(make_path("follmer")),

@@ -10,8 +10,6 @@ Term                                         Needs             Minimiser
                                                                :math:`O(\delta^2)`
 :class:`JointScoreMatching`,                 data score        the same, and the data score
 :class:`ConditionalJointScoreMatching`
-:class:`MixtureScoreMatching`                path, or clean    time score of mixtures, hence the
-                                                               log-ratio
 :class:`EndPointLoss`                        path, or clean    dequantised, or clean, log-ratio
 :class:`ClassLoss`                           labels            class posterior
 :class:`OutlierExposure`                     --                uniform classes at the reference
@@ -26,7 +24,6 @@ noise are arguments.
 __all__ = [
     "FORMS",
     "LOSSES",
-    "RAMPS",
     "BridgeWeight",
     "ClassLoss",
     "ConditionalJointScoreMatching",
@@ -35,12 +32,10 @@ __all__ = [
     "DataScore",
     "Draw",
     "EndPointLoss",
-    "EndsWeight",
     "InverseVarianceTimes",
     "InverseVarianceWeight",
     "JointScoreMatching",
     "LogitNormalTimes",
-    "MixtureScoreMatching",
     "NoiseVarianceWeight",
     "Objective",
     "OutlierExposure",
@@ -57,18 +52,16 @@ __all__ = [
     "evaluate",
 ]
 
-from .base import RAMPS, Draw, Objective, PathTerm, Ratio, Term, evaluate
+from .base import Draw, Objective, PathTerm, Ratio, Term, evaluate
 from .conditional import FORMS, ConditionalScoreMatching
 from .endpoint import LOSSES, ClassLoss, EndPointLoss, OutlierExposure, Shrinkage
 from .joint import ConditionalJointScoreMatching, DataScore, JointScoreMatching
 from .marginal import PathDifference, TimeScoreMatching
-from .mixture import MixtureScoreMatching
 from .times import InverseVarianceTimes, LogitNormalTimes, Times, UniformTimes
 from .variance import PathVariance
 from .weights import (
     BridgeWeight,
     Constant,
-    EndsWeight,
     InverseVarianceWeight,
     NoiseVarianceWeight,
     Weight,

@@ -13,7 +13,6 @@ The names of the points are a contract, equal names mean equal tensors:
 ============================ ==================================================
 `x_0`, `x_1`                 the clean reference and ID points
 `start`, `end`               the path's own, dequantised, ends
-`start*F`, `end*F`           the same with noise between :math:`1 / F` and :math:`F` times that
 `path`                       :math:`x_t`
 `path-`                      :math:`x_t` with the noise's sign flipped
 `path+D`, `path-D`           the same path a time :math:`D` later or earlier
@@ -25,10 +24,10 @@ points, or through a regression target, into the parameters of a learnable path 
 that); the only term that trains a path is :class:`ood_osdre.objectives.PathVariance`.
 """
 
-__all__ = ["RAMPS", "Draw", "Objective", "PathTerm", "Ratio", "Term", "evaluate"]
+__all__ = ["Draw", "Objective", "PathTerm", "Ratio", "Term", "evaluate"]
 
 import abc
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple, Protocol, cast
 
 import torch
@@ -36,13 +35,6 @@ from torch import Tensor, nn
 
 from ..networks import Coefficients
 from ..paths import GaussianPath
-
-#: How a weight changes with the share of the training that is done.
-RAMPS: dict[str, Callable[[Tensor], Tensor]] = {
-    "constant": torch.ones_like,
-    "falling": lambda progress: 1 - progress,
-    "rising": lambda progress: progress,
-}
 
 
 class Draw(NamedTuple):
@@ -153,11 +145,8 @@ class Objective(nn.Module):
         separate: Whether each point gets a forward pass of its own, as in the paper's rivals.
             With batch normalisation that is the shortcut described above; it is here to be
             measured, not used.
-        ramps: How the weights of terms change over training, by name, one of :data:`RAMPS`; the
-            others stay.
 
     Attributes:
-        progress: The share of the training that is done, which a trainer keeps up to date.
         needs_probe: Whether one of the terms looks at the draw's `probe`.
 
     Example:
@@ -172,7 +161,6 @@ class Objective(nn.Module):
         self,
         terms: Mapping[str, tuple[float, Term]],
         separate: bool = False,
-        ramps: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__()
 
@@ -184,16 +172,7 @@ class Objective(nn.Module):
                 f"All terms should be on one path, got {len(paths)} paths in {list(terms)}."
             )
 
-        ramps = dict(ramps or {})
-        if not set(ramps) <= set(terms) or not set(ramps.values()) <= set(RAMPS):
-            raise ValueError(
-                f"'ramps' should map some of {list(terms)} to {tuple(RAMPS)}, got {ramps}."
-            )
-
-        self.separate, self.ramps = separate, ramps
-        # A tensor, as a compiled objective would be compiled anew for every other number.
-        self.progress: Tensor
-        self.register_buffer("progress", torch.zeros(()), persistent=False)
+        self.separate = separate
         self.needs_probe = any(term.needs_probe for _, term in terms.values())
         self.weights = {name: float(weight) for name, (weight, _) in terms.items()}
         self.terms = nn.ModuleDict({name: term for name, (_, term) in terms.items()})
@@ -220,15 +199,10 @@ class Objective(nn.Module):
 
         losses = {name: term.loss(ratio, draw, at) for name, term in terms.items()}
         total = sum(
-            (self.weight(name) * loss for name, loss in losses.items()),
+            (self.weights[name] * loss for name, loss in losses.items()),
             start=torch.zeros_like(draw.t),
         )
         return {**losses, "total": total}
-
-    def weight(self, name: str) -> Tensor | float:
-        r"""Returns the weight of a term at this point of the training."""
-        weight = self.weights[name]
-        return weight * RAMPS[self.ramps[name]](self.progress) if name in self.ramps else weight
 
     def extra_repr(self) -> str:  # noqa: D102
         return f"weights={self.weights}"

@@ -94,35 +94,23 @@ class EndTerm(Term):
     Arguments:
         path: The path, whose dequantised ends are used; None only for clean ends.
         clean: Whether to use the clean ends in place of the dequantised ones.
-        spread: A factor :math:`F \geq 1`: the noise of the dequantised ends is
-            :math:`F^{2 t - 1}` times the path's, with :math:`t` the draw's time. Both ends are
-            then blurred by the same scale mixture of normals, and the ratio is theirs.
     """
 
-    def __init__(
-        self, path: GaussianPath | None = None, clean: bool = False, spread: float = 1.0
-    ) -> None:
+    def __init__(self, path: GaussianPath | None = None, clean: bool = False) -> None:
         super().__init__()
 
         if path is None and not clean:
             raise ValueError(
                 "'path' should be given for dequantised ends (clean=False), got None."
             )
-        if spread < 1 or (clean and spread > 1):
-            raise ValueError(f"'spread' should be at least 1, and 1 for clean ends, got {spread}.")
-        self.path, self.clean, self.spread = path, clean, spread
-        mark = "" if spread == 1 else f"*{spread:g}"
-        self._ends = ("x_0", "x_1") if clean else (f"start{mark}", f"end{mark}")
+        self.path, self.clean = path, clean
+        self._ends = ("x_0", "x_1") if clean else ("start", "end")
         self.names: tuple[str, ...] = self._ends
 
     def points(self, draw: Draw) -> dict[str, Tensor]:  # noqa: D102
         ends = draw.x_0, draw.x_1
         if self.path is not None and not self.clean:
-            noise = draw.noise
-            if self.spread > 1:
-                t = draw.t.view(-1, *[1] * (noise.ndim - 1))
-                noise = noise * self.spread ** (2 * t - 1)
-            ends = self.path.start(draw.x_0, noise), self.path.end(draw.x_1, noise)
+            ends = self.path.start(draw.x_0, draw.noise), self.path.end(draw.x_1, draw.noise)
         points = dict(zip(self._ends, ends, strict=True))
         return {name: points[name] for name in self.names}
 
@@ -170,7 +158,6 @@ class EndPointLoss(EndTerm):
         loss: One of the keys of :data:`LOSSES`.
         clean: Whether to use the clean ends in place of the dequantised ones.
         cap: The cap :math:`c` in nats.
-        spread: The factor of the ends' noise, as :class:`EndTerm` has it.
 
     References:
         | Density-ratio matching under the Bregman divergence (Sugiyama et al., 2012)
@@ -201,9 +188,8 @@ class EndPointLoss(EndTerm):
         loss: str = "logistic",
         clean: bool = False,
         cap: float = 10.0,
-        spread: float = 1.0,
     ) -> None:
-        super().__init__(path, clean, spread)
+        super().__init__(path, clean)
 
         if loss not in LOSSES:
             raise ValueError(f"'loss' should be one of {tuple(LOSSES)}, got {loss!r}.")
@@ -223,7 +209,6 @@ class ClassLoss(EndTerm):
         path: The path, whose dequantised end is used; None only for the clean end.
         clean: Whether to use the clean end in place of the dequantised one.
         label_smoothing: The mass that is moved from the label to the uniform distribution.
-        spread: The factor of the end's noise, as :class:`EndTerm` has it.
     """
 
     def __init__(
@@ -231,9 +216,8 @@ class ClassLoss(EndTerm):
         path: GaussianPath | None = None,
         clean: bool = False,
         label_smoothing: float = 0.0,
-        spread: float = 1.0,
     ) -> None:
-        super().__init__(path, clean, spread)
+        super().__init__(path, clean)
 
         if not 0 <= label_smoothing < 1:
             raise ValueError(f"'label_smoothing' should be in [0, 1), got {label_smoothing}.")
@@ -263,17 +247,14 @@ class OutlierExposure(EndTerm):
     Arguments:
         path: The path, whose dequantised end is used; None only for the clean end.
         clean: Whether to use the clean end in place of the dequantised one.
-        spread: The factor of the end's noise, as :class:`EndTerm` has it.
 
     References:
         | Deep anomaly detection with outlier exposure (Hendrycks et al., 2019)
         | https://arxiv.org/abs/1812.04606
     """
 
-    def __init__(
-        self, path: GaussianPath | None = None, clean: bool = False, spread: float = 1.0
-    ) -> None:
-        super().__init__(path, clean, spread)
+    def __init__(self, path: GaussianPath | None = None, clean: bool = False) -> None:
+        super().__init__(path, clean)
         self.names = self.names[:1]
 
     def loss(self, ratio: Ratio, draw: Draw, at: Mapping[str, Coefficients]) -> Tensor:  # noqa: D102
@@ -293,7 +274,6 @@ class Shrinkage(EndTerm):
     Arguments:
         path: The path, whose dequantised ends are used; None only for clean ends.
         clean: Whether to use the clean ends in place of the dequantised ones.
-        spread: The factor of the ends' noise, as :class:`EndTerm` has it.
     """
 
     def loss(self, ratio: Ratio, draw: Draw, at: Mapping[str, Coefficients]) -> Tensor:  # noqa: D102

@@ -8,7 +8,6 @@ score: the regression then averages targets with weights that depend on what is 
 __all__ = [
     "BridgeWeight",
     "Constant",
-    "EndsWeight",
     "InverseVarianceWeight",
     "NoiseVarianceWeight",
     "Weight",
@@ -63,17 +62,6 @@ class BridgeWeight(Weight):
 
     def derivative(self, t: Tensor) -> Tensor:  # noqa: D102
         return 1 - 2 * t
-
-
-@dataclass(frozen=True)
-class EndsWeight(Weight):
-    r"""The weight :math:`\lambda(t) = (1 - 2 t)^2`: one at both ends, zero half way."""
-
-    def value(self, t: Tensor) -> Tensor:  # noqa: D102
-        return (1 - 2 * t) ** 2
-
-    def derivative(self, t: Tensor) -> Tensor:  # noqa: D102
-        return -4 * (1 - 2 * t)
 
 
 @dataclass(frozen=True)
