@@ -28,7 +28,7 @@ from tqdm import tqdm
 
 from . import distributed
 from .baselines import Classifier, TimeConditionedRatio
-from .baselines.time_conditioned import Spent
+from .baselines.time_ratio import Spent
 from .calibration import ratio_calibration
 from .data import BenchmarkData, ImageSet
 from .data.development import development_sets

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from . import checkpoints
+from .checkpoints import restore
 from .errors import UserError, one_line
 
 
@@ -54,7 +54,7 @@ def unpack_state(
     """
     for part, module in modules.items():
         own = {k.removeprefix(f"{part}."): v for k, v in tensors.items() if _in(k, part)}
-        checkpoints.restore(module, own, source)
+        restore(module, own, source)
     state: dict[int, dict[str, Tensor]] = {}
     try:
         for key, value in tensors.items():

@@ -74,17 +74,6 @@ def weights(trainer: Trainer) -> dict[str, Tensor]:
     }
 
 
-def test_the_objective_is_told_how_far_the_training_is() -> None:
-    trainer = make()
-    seen = []
-    forward = trainer.objective.forward
-    trainer.objective.forward = lambda *args: (
-        seen.append(float(trainer.objective.progress)) or forward(*args)
-    )
-    trainer.run(progress=False)
-    assert seen == [step / OPTIONS.steps for step in range(OPTIONS.steps)]
-
-
 def assert_identical(a: Trainer, b: Trainer) -> None:
     for (key, x), y in zip(weights(a).items(), weights(b).values(), strict=True):
         assert torch.equal(x, y), key

@@ -29,10 +29,7 @@ __all__ = [
 ]
 
 from .direct import DirectRatio
-from .time_conditioned import (
-    TimeConditionedConditionalMatching,
-    TimeConditionedRatio,
-    TimeConditionedScoreMatching,
-)
+from .time_conditioned import TimeConditionedConditionalMatching, TimeConditionedScoreMatching
 from .time_networks import TimeConditionedMLP, TimeConditionedResNet
+from .time_ratio import TimeConditionedRatio
 from .yardsticks import SCORES, Classifier

@@ -10,8 +10,6 @@ from .fingerprints import shared_images
 from .sets import ImageSet
 from .status import SetStatus
 
-log = logging.getLogger(__name__)
-
 
 def check_classes(loaded: Mapping[tuple[str, str], ImageSet]) -> None:
     r"""Refuses ID images of a class that training never sees."""

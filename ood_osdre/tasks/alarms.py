@@ -4,7 +4,7 @@ What is measured is :class:`ood_osdre.tasks.drift.DriftMonitor`: how long its al
 change, and how often it comes without one.
 """
 
-__all__ = ["NOTE", "RUN_LENGTH", "monitor_config", "monitor_table"]
+__all__ = ["DRIFT_NOTE", "RUN_LENGTH", "monitor_config", "monitor_table"]
 
 from dataclasses import asdict, replace
 from typing import Any
@@ -25,7 +25,7 @@ MONITORED = replace(QUADRATIC, steps=300)
 MONITORED_DIM = 20
 DRIFTS = (0.0, 0.1, 0.25, 0.5, 1.0)
 
-NOTE = (
+DRIFT_NOTE = (
     f"Streams of {MONITORED_DIM} dimensions, N(0, I) and from input {BEFORE:,} on of the variance "
     "given; the detector's reference is N(0, 2 I). `truth` is E_q[log r] = KL(q || p0) - KL(q || p1) "
     f"in closed form, in nats. Guarantee: at most one alarm in {RUN_LENGTH:,} inputs without a "

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from . import alarms
+from .alarms import DRIFT_NOTE, monitor_config, monitor_table
 from .estimators import METHODS, FitOptions
 from .gaussians import SCENARIOS, scenario
 from .processes import run_jobs
@@ -131,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
     ]
     config = {k: v for k, v in vars(args).items() if k not in ("out", "run", "streams")}
     refuse_other_results(args.out, "kl", config)
-    monitored = alarms.monitor_config(args.streams, args.seed)
+    monitored = monitor_config(args.streams, args.seed)
     if args.streams:
         refuse_other_results(args.out, "drift", monitored)
     rows = run_jobs(track, jobs, args.jobs, not args.quiet)
@@ -146,8 +146,8 @@ def run(args: argparse.Namespace) -> int:
     announce(text, args.out, plot=True)
 
     if args.streams:
-        delays = alarms.monitor_table(args.streams, args.seed)
-        title, notes = "Alarms of the drift monitor", [alarms.NOTE]
+        delays = monitor_table(args.streams, args.seed)
+        title, notes = "Alarms of the drift monitor", [DRIFT_NOTE]
         announce(write_report(args.out, "drift", title, delays, [], monitored, notes), args.out)
     return 0
 
