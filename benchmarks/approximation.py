@@ -19,9 +19,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ood_osdre.bases import KERNELS, RBFBasis
-from ood_osdre.conditioning import conditioning
-from ood_osdre.quadrature import composite_rule
+from ood_osdre.models.bases import KERNELS, RBFBasis, conditioning
+from ood_osdre.paths.quadrature import composite_rule
 
 Array = NDArray[np.floating[Any]]
 Function = Callable[[Array], Array]

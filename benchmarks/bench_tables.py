@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from runs import markdown_rows
 
-from ood_osdre.scores import Scores
-from ood_osdre.tables import MetricsTable
+from ood_osdre.evaluation.scores import Scores
+from ood_osdre.evaluation.tables import MetricsTable
 
 # The neighbours of the nearest-neighbour score.
 NEIGHBOURS = 50

@@ -17,9 +17,9 @@ from matplotlib.ticker import NullFormatter
 from methods import METHODS
 from runs import Run, markdown_rows, mean_deviation, read_run
 
+from ood_osdre.evaluation.plots import STROKES, STYLE, density_grid
+from ood_osdre.evaluation.scores import ROLES, read_scores
 from ood_osdre.files import atomic_path, write_text_atomic
-from ood_osdre.plots import STROKES, STYLE, density_grid
-from ood_osdre.scores import ROLES, read_scores
 
 METRICS = ("AUROC", "FPR@95", "AUPR_IN", "AUPR_OUT")
 MEANS = {"nearood": "near", "farood": "far", "all": "all"}

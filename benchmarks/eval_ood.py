@@ -5,7 +5,7 @@ The same command is installed as `ood-osdre-eval`.
 
 import sys
 
-from ood_osdre.commands.eval_ood import main
+from ood_osdre.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -22,18 +22,18 @@ from outputs import require_writable
 from torch import Tensor
 
 from ood_osdre.arguments import count
-from ood_osdre.baselines import Classifier
 from ood_osdre.config import Config, load_config
 from ood_osdre.data import BenchmarkData, ImageSet, load_benchmark, load_manifest
-from ood_osdre.data.broadening import broadened
 from ood_osdre.data.preprocess import Preprocess
+from ood_osdre.detectors.feature_ratio import FeatureRatio, FeatureRatioOptions
 from ood_osdre.errors import UserError, exit_status
-from ood_osdre.experiment import device_name, train_run
-from ood_osdre.extraction import collect_features, extract_features
-from ood_osdre.feature_ratio import FeatureRatio, FeatureRatioOptions
-from ood_osdre.metrics import OODMetrics, ood_metrics
+from ood_osdre.evaluation.experiment import device_name, train_run
+from ood_osdre.evaluation.metrics import OODMetrics, ood_metrics
+from ood_osdre.evaluation.records import RunRecord
+from ood_osdre.models.classifier import Classifier
+from ood_osdre.models.frozen import collect_features, extract_features
 from ood_osdre.plugin.openood import OSDRENet
-from ood_osdre.records import RunRecord
+from ood_osdre.training.batches import broadened
 
 OUT = Path("runs") / "feature_ratio"
 BATCH = 500

@@ -13,8 +13,8 @@ import numpy as np
 from matplotlib import image
 from runs import read_run, record_of
 
-from ood_osdre.plots import draw_scores
-from ood_osdre.scores import read_scores
+from ood_osdre.evaluation.plots import draw_scores
+from ood_osdre.evaluation.scores import read_scores
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -43,7 +43,7 @@ def tracking(folder: Path, path: Path) -> None:
         path: The image to write.
     """
     # Imported here, as it imports torch, which the tables do without.
-    from ood_osdre.tasks import kl
+    from ood_osdre.tasks.suites import kl
 
     kl.plot(path, record_of(folder, "kl.json")["results"]["rows"])
 

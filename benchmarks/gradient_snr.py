@@ -41,16 +41,16 @@ from tqdm import tqdm
 
 from ood_osdre.arguments import count
 from ood_osdre.errors import UserError, exit_status
-from ood_osdre.experiment import device_name
+from ood_osdre.evaluation.experiment import device_name
+from ood_osdre.evaluation.records import RunRecord
 from ood_osdre.objectives import (
     ConditionalScoreMatching,
     EndPointLoss,
     PathDifference,
     Term,
     TimeScoreMatching,
-    UniformTimes,
 )
-from ood_osdre.records import RunRecord
+from ood_osdre.paths.times import UniformTimes
 
 OUT = Path("runs") / "gradient_snr"
 # The half gaps of the path difference as a loss, and where it stands for an expectation.

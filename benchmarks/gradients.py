@@ -12,14 +12,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ood_osdre.bases import RBFBasis
-from ood_osdre.data.batches import step_generator
-from ood_osdre.networks import Coefficients
-from ood_osdre.noises import DDBINoise
-from ood_osdre.objectives import Draw, InverseVarianceWeight, Term, Times, UniformTimes
-from ood_osdre.paths import GaussianPath, Moments
-from ood_osdre.ratio import OneStepRatio
-from ood_osdre.schedules import TrigonometricSchedule
+from ood_osdre.models.bases import RBFBasis
+from ood_osdre.models.networks import Coefficients
+from ood_osdre.models.ratio import OneStepRatio
+from ood_osdre.objectives import Batch, Term
+from ood_osdre.paths.gaussian import GaussianPath, Moments
+from ood_osdre.paths.noises import DDBINoise
+from ood_osdre.paths.schedules import TrigonometricSchedule
+from ood_osdre.paths.times import Times, UniformTimes
+from ood_osdre.paths.weights import InverseVarianceWeight
+from ood_osdre.training.batches import step_generator
 
 GROUPS = 8
 GRID = 4
@@ -144,7 +146,7 @@ class Bench:
         maps = self.backbone(x)
         return F.pad(maps, (0, 1), value=1.0) / maps.shape[1]
 
-    def draws(self, times: Times | None = None) -> Iterator[Draw]:
+    def draws(self, times: Times | None = None) -> Iterator[Batch]:
         r"""Yields the batches, the same for every measurement with the same times.
 
         Arguments:
@@ -156,7 +158,7 @@ class Bench:
             x_0 = self.reference.sample(self.batch, generator)
             x_1 = self.id.sample(self.batch, generator)
             t = times.sample(self.batch, generator)
-            yield Draw(x_0, x_1, t, torch.randn(x_0.shape, generator=generator))
+            yield Batch(x_0, x_1, t, torch.randn(x_0.shape, generator=generator))
 
     def gradients(self, term: Term, times: Times | None = None) -> Iterator[Tensor]:
         r"""Yields the per-sample gradients of a term, each with shape :math:`(B, K (F + 1))`.

@@ -25,11 +25,11 @@ from outputs import require_writable
 from runs import record_of
 from tqdm import tqdm
 
+from ood_osdre import cli as eval_ood
 from ood_osdre.arguments import count, number
-from ood_osdre.commands import eval_ood
 from ood_osdre.errors import UserError
+from ood_osdre.evaluation.run_folders import differences
 from ood_osdre.files import atomic_path
-from ood_osdre.run_folders import differences
 
 # Of a method's name, what a folder's should not hold.
 REPLACED = (

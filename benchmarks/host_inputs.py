@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from ood_osdre.data.status import SetStatus
-from ood_osdre.ratio import RatioModel
+from ood_osdre.models.ratio import RatioModel
 
 
 class Files(Dataset[Tensor]):

@@ -34,10 +34,10 @@ from ood_osdre.arguments import count
 from ood_osdre.config import Config
 from ood_osdre.data import BenchmarkData, load_benchmark, load_manifest
 from ood_osdre.errors import UserError, exit_status
-from ood_osdre.experiment import load_scorer
+from ood_osdre.evaluation.experiment import load_scorer
+from ood_osdre.evaluation.metrics import ood_metrics
+from ood_osdre.evaluation.records import RunRecord
 from ood_osdre.export import export_scorer
-from ood_osdre.metrics import ood_metrics
-from ood_osdre.records import RunRecord
 
 OUT = Path("runs") / "int8"
 BATCH, PAIRS, SEED = 64, 50, 0

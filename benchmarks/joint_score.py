@@ -27,31 +27,30 @@ from outputs import require_writable
 from torch import Tensor
 
 from ood_osdre.arguments import count
-from ood_osdre.bases import RBFBasis
-from ood_osdre.data.batches import step_generator
 from ood_osdre.errors import exit_status
+from ood_osdre.evaluation.records import RunRecord
 from ood_osdre.files import atomic_path
-from ood_osdre.networks import MLP, CoefficientNetwork
-from ood_osdre.noises import DDBINoise
+from ood_osdre.models.bases import RBFBasis
+from ood_osdre.models.networks import MLP, CoefficientNetwork
+from ood_osdre.models.ratio import OneStepRatio
+from ood_osdre.models.unet import VectorDecoder, inverse_noise
 from ood_osdre.objectives import (
+    Batch,
     ConditionalJointScoreMatching,
     ConditionalScoreMatching,
-    Draw,
-    InverseVarianceWeight,
     JointScoreMatching,
-    NoiseVarianceWeight,
     Objective,
     Term,
     TimeScoreMatching,
 )
-from ood_osdre.paths import GaussianPath, Moments
-from ood_osdre.ratio import OneStepRatio
-from ood_osdre.records import RunRecord
-from ood_osdre.schedules import TrigonometricSchedule
-from ood_osdre.score_networks import VectorDecoder, inverse_noise
+from ood_osdre.paths.gaussian import GaussianPath, Moments
+from ood_osdre.paths.noises import DDBINoise
+from ood_osdre.paths.schedules import TrigonometricSchedule
+from ood_osdre.paths.weights import InverseVarianceWeight, NoiseVarianceWeight
 from ood_osdre.sections import TrainingConfig
-from ood_osdre.tasks.mixtures import GaussianMixture
-from ood_osdre.training import Trainer
+from ood_osdre.tasks.gaussians import GaussianMixture
+from ood_osdre.training.batches import step_generator
+from ood_osdre.training.trainer import Trainer
 
 OUT = Path("runs") / "joint_score"
 
@@ -85,11 +84,11 @@ def exact_score(x: Tensor, t: float) -> Tensor:
     return torch.autograd.grad(marginal(t).log_density(x).sum(), x)[0]
 
 
-def batches(step: int) -> Draw:
+def batches(step: int) -> Batch:
     r"""Returns the batch of a step."""
     g = step_generator(SEED, 0, step, "cpu")
     x_0, noise, probe = torch.randn(3, BATCH, 2, generator=g)
-    return Draw(
+    return Batch(
         x_0, DATA.sample(BATCH, g).float(), torch.rand(BATCH, generator=g), noise, probe=probe
     )
 

@@ -37,21 +37,21 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from ood_osdre.arguments import count
-from ood_osdre.baselines import TimeConditionedRatio, TimeConditionedResNet
-from ood_osdre.bases import RBFBasis
 from ood_osdre.conflicts import WIDTH_STEP
-from ood_osdre.devices import find_device
 from ood_osdre.errors import UserError, exit_status
-from ood_osdre.experiment import device_name
-from ood_osdre.networks import CoefficientNetwork, ResNetBackbone
-from ood_osdre.noises import DDBINoise
-from ood_osdre.objectives import Draw, EndPointLoss, Objective
-from ood_osdre.paths import GaussianPath
-from ood_osdre.ratio import FoldedRatio, OneStepRatio
-from ood_osdre.records import RunRecord
-from ood_osdre.schedules import TrigonometricSchedule
+from ood_osdre.evaluation.experiment import device_name
+from ood_osdre.evaluation.records import RunRecord
+from ood_osdre.models.bases import RBFBasis
+from ood_osdre.models.networks import CoefficientNetwork, ResNetBackbone
+from ood_osdre.models.ratio import FoldedRatio, OneStepRatio
+from ood_osdre.models.time_conditioned import TimeConditionedRatio, TimeConditionedResNet
+from ood_osdre.objectives import Batch, EndPointLoss, Objective
+from ood_osdre.paths.gaussian import GaussianPath
+from ood_osdre.paths.noises import DDBINoise
+from ood_osdre.paths.schedules import TrigonometricSchedule
 from ood_osdre.sections import TrainingConfig
-from ood_osdre.training import Trainer
+from ood_osdre.training.distributed import find_device
+from ood_osdre.training.trainer import Trainer
 
 OUT = Path("runs") / "latency"
 
@@ -143,7 +143,7 @@ class Bench:
         ratio = OneStepRatio(network, RBFBasis(size=SIZE)).to(self.device)
         objective = Objective({"endpoint": (1.0, EndPointLoss(path))})
         x_0, x_1 = self._images(half), self._images(half)
-        draw = Draw(x_0, x_1, torch.rand(half, device=self.device), torch.randn_like(x_0))
+        draw = Batch(x_0, x_1, torch.rand(half, device=self.device), torch.randn_like(x_0))
         trainer = Trainer(ratio, objective, lambda step: draw, options)
         bare = self._placed(ResNetBackbone(self.args.width)).train()
 

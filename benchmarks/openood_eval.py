@@ -26,15 +26,14 @@ import numpy as np
 import pandas as pd
 
 from ood_osdre.arguments import count
-from ood_osdre.data.check import check
+from ood_osdre.data.__main__ import check
 from ood_osdre.data.manifests import load_manifest
 from ood_osdre.errors import UserError, exit_status
+from ood_osdre.evaluation.records import RunRecord, git_commit
+from ood_osdre.evaluation.scores import read_scores
 from ood_osdre.files import write_text_atomic
 from ood_osdre.plugin.openood import OSDRENet, OSDREPostprocessor, eval_ood
-from ood_osdre.plugin.openood.evaluate import prefill
-from ood_osdre.plugin.openood.host import Foreign, require
-from ood_osdre.records import RunRecord, git_commit
-from ood_osdre.scores import read_scores
+from ood_osdre.plugin.openood.host import Foreign, prefill, require
 
 CONVENTION = (
     "FPR@95: fraction of ID flagged when 95 % of OOD is caught (OOD positive, OpenOOD v1.5); "

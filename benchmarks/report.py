@@ -27,8 +27,8 @@ import task_tables
 from runs import read_run, record_of
 
 from ood_osdre.errors import UserError, exit_status, one_line
+from ood_osdre.evaluation.scores import read_scores
 from ood_osdre.files import write_text_atomic
-from ood_osdre.scores import read_scores
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"

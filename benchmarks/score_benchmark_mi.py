@@ -26,16 +26,16 @@ from tqdm import tqdm
 
 from ood_osdre.errors import UserError, exit_status, one_line
 from ood_osdre.tasks.dependence import NormalScores
-from ood_osdre.tasks.estimators import FitOptions
+from ood_osdre.tasks.fit import FitOptions
 from ood_osdre.tasks.information import (
     DEFAULTS,
     LEAST_ROWS,
     check_method,
     check_variables,
+    ksg,
     mutual_information,
 )
-from ood_osdre.tasks.neighbours import ksg
-from ood_osdre.tasks.reports import Row, announce, write_report
+from ood_osdre.tasks.suites.reports import Row, announce, write_report
 
 # What a file that is damaged, or no sample, is known to raise.
 DAMAGE = (OSError, EOFError, KeyError, ValueError, TypeError, zipfile.BadZipFile, zlib.error)

@@ -36,19 +36,19 @@ from torchvision import transforms
 from tqdm import tqdm
 
 from ood_osdre.arguments import count
-from ood_osdre.building import build_ratio
 from ood_osdre.config import Config, load_config
 from ood_osdre.data import load_benchmark, load_manifest
 from ood_osdre.data.benchmark import BenchmarkData
 from ood_osdre.data.preprocess import Preprocess
 from ood_osdre.data.status import inspect
-from ood_osdre.devices import find_device
 from ood_osdre.errors import exit_status
-from ood_osdre.evaluation import Evaluation, evaluate_benchmark
-from ood_osdre.experiment import device_name
+from ood_osdre.evaluation.evaluate import Evaluation, evaluate_benchmark
+from ood_osdre.evaluation.experiment import device_name
+from ood_osdre.evaluation.records import RunRecord
+from ood_osdre.evaluation.scores import ROLES
+from ood_osdre.models.build import build_ratio
 from ood_osdre.plugin.openood.host import is_importable, require
-from ood_osdre.records import RunRecord
-from ood_osdre.scores import ROLES
+from ood_osdre.training.distributed import find_device
 
 OUT = Path("runs") / "throughput"
 HOST_BATCH = 200  # OpenOOD's default

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from .conflicts import conflicts
-from .errors import UserError
+from .errors import UserError, nearest
 from .options import Section, Value, check, option_types, parse_yaml, read_yaml
 from .resources import find
 from .sections import (
@@ -43,7 +43,6 @@ from .sections import (
     TimesConfig,
     TrainingConfig,
 )
-from .spelling import nearest
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from .errors import UserError, exit_status
-from .experiment import Scorer, load_scorer
+from .evaluation.experiment import Scorer, load_scorer
 from .files import atomic_path
 
 # The largest difference from the original, as a share of an output's standard deviation.

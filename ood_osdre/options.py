@@ -33,8 +33,7 @@ from typing import (
 
 import yaml
 
-from .errors import UserError
-from .spelling import nearest
+from .errors import UserError, nearest
 
 # What YAML may hold, and what annotations are to Python.
 Value: TypeAlias = Any

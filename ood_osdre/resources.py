@@ -10,8 +10,7 @@ __all__ = ["KINDS", "find", "names"]
 import os
 from pathlib import Path
 
-from .errors import UserError
-from .spelling import did_you_mean
+from .errors import UserError, did_you_mean
 
 KINDS = ("configs", "data_manifests")
 SUFFIXES = (".yml", ".yaml")

@@ -2,7 +2,7 @@ r"""The sections of a configuration, with every option's meaning, type, range an
 
 A section is a flat group of options that one part of the package reads; :mod:`ood_osdre.config`
 puts them together. Names are those of the parts themselves: what `path.eps` means is said in
-:mod:`ood_osdre.paths`. Weights of objective terms are numbers from 0, which is off.
+:mod:`ood_osdre.paths.gaussian`. Weights of objective terms are numbers from 0, which is off.
 """
 
 __all__ = [
@@ -30,7 +30,7 @@ Share = Annotated[float, Range(0, 1)]
 
 @dataclass(frozen=True)
 class NetworkConfig(Section):
-    r"""The network :math:`x \mapsto h(x)` (:mod:`ood_osdre.networks`).
+    r"""The network :math:`x \mapsto h(x)` (:mod:`ood_osdre.models.networks`).
 
     Attributes:
         kind: A ResNet for images, an MLP for vectors, or the encoder of a U-Net for images, whose
@@ -57,7 +57,7 @@ class NetworkConfig(Section):
 
 @dataclass(frozen=True)
 class BasisConfig(Section):
-    r"""The temporal basis :math:`g(t)` (:mod:`ood_osdre.bases`).
+    r"""The temporal basis :math:`g(t)` (:mod:`ood_osdre.models.bases`).
 
     Attributes:
         kernel: The radial kernel.
@@ -76,7 +76,7 @@ class BasisConfig(Section):
 
 @dataclass(frozen=True)
 class PathConfig(Section):
-    r"""The path :math:`x_t = \alpha x_0 + \beta x_1 + \sqrt{v} z` (:mod:`ood_osdre.paths`).
+    r"""The path :math:`x_t = \alpha x_0 + \beta x_1 + \sqrt{v} z` (:mod:`ood_osdre.paths.gaussian`).
 
     Attributes:
         schedule: The schedule of :math:`\alpha` and :math:`\beta`; the Kumaraswamy mixtures
@@ -190,7 +190,7 @@ class DataConfig(Section):
 
 @dataclass(frozen=True)
 class TrainingConfig(Section):
-    r"""The training loop (:mod:`ood_osdre.training`); every length is in steps.
+    r"""The training loop (:mod:`ood_osdre.training.trainer`); every length is in steps.
 
     Attributes:
         steps: The number of steps.
@@ -244,7 +244,7 @@ class TrainingConfig(Section):
 
 @dataclass(frozen=True)
 class EvaluationConfig(Section):
-    r"""Scoring and selection (:mod:`ood_osdre.evaluation`).
+    r"""Scoring and selection (:mod:`ood_osdre.evaluation.evaluate`).
 
     Attributes:
         batch_size: The number of images scored at once.

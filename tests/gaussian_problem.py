@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Normal
 
-from ood_osdre.networks import Coefficients
-from ood_osdre.objectives import Draw, Objective, Term, Times
-from ood_osdre.paths import GaussianPath, Moments
-from ood_osdre.ratio import OneStepRatio
+from ood_osdre.models.networks import Coefficients
+from ood_osdre.models.ratio import OneStepRatio
+from ood_osdre.objectives import Batch, Objective, Term
+from ood_osdre.paths.gaussian import GaussianPath, Moments
+from ood_osdre.paths.times import Times
 
 
 class GaussianProblem:
@@ -49,7 +50,7 @@ class GaussianProblem:
         nodes: int = 3,
         breaks: Sequence[float] = (),
         probe: bool = False,
-    ) -> tuple[Draw, Tensor]:
+    ) -> tuple[Batch, Tensor]:
         r"""Returns all nodes of a rule over (t, x_0, x_1, z), as one draw, and their weights."""
         t, w_t = legendre([times.low, *breaks, times.high], size)
         w_t = w_t * times.density(t)
@@ -57,14 +58,14 @@ class GaussianProblem:
 
         t, w = t.repeat_interleave(len(u)), torch.outer(w_t, w).flatten()
         parts = u.repeat(len(w_t), 1).split(self.dim, dim=1)
-        draw = Draw(parts[0], self.mean + self.std * parts[1], t, parts[2])
+        draw = Batch(parts[0], self.mean + self.std * parts[1], t, parts[2])
         return (draw._replace(probe=parts[3]) if probe else draw), w
 
-    def ends(self, nodes: int = 48) -> tuple[Draw, Tensor]:
+    def ends(self, nodes: int = 48) -> tuple[Batch, Tensor]:
         r"""Returns a fine rule over both ends with noise, for dim = 1. Times are idle."""
         u, w = _hermite(nodes, 2)
         x, z = u.split(1, dim=1)
-        return Draw(x, self.mean + self.std * x, torch.full_like(w, 0.5), z), w
+        return Batch(x, self.mean + self.std * x, torch.full_like(w, 0.5), z), w
 
 
 class ExactRatio(nn.Module):
@@ -149,7 +150,7 @@ class QuadraticCells(nn.Module):
 def minimise(
     ratio: OneStepRatio,
     term: Term,
-    draw: Draw,
+    draw: Batch,
     weights: Tensor,
     steps: int = 1,
     ridge: float = 1e-12,
@@ -170,7 +171,7 @@ def minimise(
                 p.sub_(s.view_as(p))
 
 
-def gradient(ratio: nn.Module, term: Term, draw: Draw, weights: Tensor) -> Tensor:
+def gradient(ratio: nn.Module, term: Term, draw: Batch, weights: Tensor) -> Tensor:
     r"""Returns the expected gradient with respect to the ratio's parameters."""
     loss = weights @ Objective({"term": (1.0, term)})(ratio, draw)["term"]
     return _flat(torch.autograd.grad(loss, list(ratio.parameters())))

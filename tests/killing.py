@@ -22,8 +22,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import test_training
 
-from ood_osdre import checkpoints
-from ood_osdre.commands.eval_ood import main
+from ood_osdre.cli import main
+from ood_osdre.training import checkpoint as checkpoints
 
 STEPS = 100
 SMALL = ["network.width=0.125", "network.depths=[1,1,1,1]", "network.stem_stride=2"]
@@ -106,7 +106,7 @@ def whole_step(folder: Path) -> int:
 def serve(root: Path, kind: str, kills: int, longest: float) -> dict[str, object]:
     if kind == "command":
         # The command imports it when it is called, which every life would pay for.
-        import_module("ood_osdre.experiment")
+        import_module("ood_osdre.evaluation.experiment")
     run, rng = RUNS[kind], random.Random(0)
     statuses = [finish(run, root / "whole")]
     steps, rounds, killed = [], 0, 0

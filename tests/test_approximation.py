@@ -11,7 +11,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from ood_osdre.bases import KERNELS, RBFBasis
+from ood_osdre.models.bases import KERNELS, RBFBasis
 
 ROOT = Path(__file__).parents[1]
 

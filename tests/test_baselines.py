@@ -8,32 +8,32 @@ import torch
 from sklearn.neighbors import NearestNeighbors
 from torch import Tensor, nn
 
-from ood_osdre.baselines import (
-    SCORES,
-    Classifier,
-    DirectRatio,
-    TimeConditionedConditionalMatching,
+from ood_osdre.models.bases import RBFBasis
+from ood_osdre.models.classifier import SCORES, Classifier
+from ood_osdre.models.networks import MLP, CoefficientNetwork, ResNetBackbone
+from ood_osdre.models.ratio import DirectRatio, OneStepRatio
+from ood_osdre.models.time_conditioned import (
     TimeConditionedMLP,
     TimeConditionedRatio,
     TimeConditionedResNet,
-    TimeConditionedScoreMatching,
 )
-from ood_osdre.bases import RBFBasis
-from ood_osdre.networks import MLP, CoefficientNetwork, ResNetBackbone
-from ood_osdre.noises import DDBINoise
 from ood_osdre.objectives import (
-    BridgeWeight,
+    Batch,
     ConditionalScoreMatching,
-    Draw,
     EndPointLoss,
-    LogitNormalTimes,
     Objective,
     OutlierExposure,
     TimeScoreMatching,
 )
-from ood_osdre.paths import GaussianPath
-from ood_osdre.ratio import OneStepRatio
-from ood_osdre.schedules import TrigonometricSchedule
+from ood_osdre.objectives.time_conditioned import (
+    TimeConditionedConditionalMatching,
+    TimeConditionedScoreMatching,
+)
+from ood_osdre.paths.gaussian import GaussianPath
+from ood_osdre.paths.noises import DDBINoise
+from ood_osdre.paths.schedules import TrigonometricSchedule
+from ood_osdre.paths.times import LogitNormalTimes
+from ood_osdre.paths.weights import BridgeWeight
 
 B, DIM = 6, 3
 
@@ -42,9 +42,9 @@ def make_path() -> GaussianPath:
     return GaussianPath(TrigonometricSchedule(), DDBINoise(0.2, 0.05))
 
 
-def make_draw(*event: int) -> Draw:
+def make_draw(*event: int) -> Batch:
     x_0, x_1, noise = torch.randn(3, B, *(event or (DIM,)))
-    return Draw(x_0, x_1, torch.rand(B), noise, torch.arange(B) % 2)
+    return Batch(x_0, x_1, torch.rand(B), noise, torch.arange(B) % 2)
 
 
 def make_one_step() -> OneStepRatio:

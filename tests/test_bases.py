@@ -1,4 +1,4 @@
-r"""Tests for the ood_osdre.bases module."""
+r"""Tests for the ood_osdre.models.bases module."""
 
 import copy
 import math
@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 from torch import Tensor
 
-from ood_osdre.bases import KERNELS, RBFBasis, TemporalBasis
-from ood_osdre.quadrature import composite_rule
+from ood_osdre.models.bases import KERNELS, RBFBasis, TemporalBasis
+from ood_osdre.paths.quadrature import composite_rule
 
 # Independent of the package: NumPy, and the distance instead of its signed form.
 PROFILES = {

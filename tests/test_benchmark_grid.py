@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from ood_osdre.scores import Scores, write_scores
+from ood_osdre.evaluation.scores import Scores, write_scores
 
 
 @pytest.fixture(autouse=True)
@@ -91,7 +91,7 @@ def test_another_run_is_not_taken_for_done(
 
 def run_quickly(command: list[str], args: argparse.Namespace) -> None:
     r"""Stands in for the main command: writes the files of a run of its options."""
-    from ood_osdre.commands import eval_ood
+    from ood_osdre import cli as eval_ood
 
     out = Path(command[command.index("--out") + 1])
     out.mkdir(parents=True)

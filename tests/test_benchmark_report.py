@@ -94,7 +94,7 @@ def test_a_figure_of_other_scores_fails_the_check(
     import figures
     import report
 
-    from ood_osdre.scores import read_scores, write_scores
+    from ood_osdre.evaluation.scores import read_scores, write_scores
 
     shutil.copytree(figures.RESULTS / "digits", tmp_path / "digits")
     monkeypatch.setattr(figures, "RESULTS", tmp_path)

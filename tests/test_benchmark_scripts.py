@@ -13,11 +13,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ood_osdre import checkpoints
-from ood_osdre.building import build_ratio
 from ood_osdre.config import Config
 from ood_osdre.data import load_benchmark, load_manifest
-from ood_osdre.objectives import TimeScoreMatching, UniformTimes
+from ood_osdre.models.build import build_ratio
+from ood_osdre.objectives import TimeScoreMatching
+from ood_osdre.paths.times import UniformTimes
+from ood_osdre.training import checkpoint as checkpoints
 
 if TYPE_CHECKING:
     from gradients import Bench
@@ -151,7 +152,7 @@ class TestInt8:
         pytest.importorskip("onnxscript")
         import int8
 
-        from ood_osdre.experiment import load_scorer
+        from ood_osdre.evaluation.experiment import load_scorer
 
         write_model(tmp_path / "run", objective={"class_weight": 0.5 * classes})
         options = [str(tmp_path / "run"), "--calibration", "64", "--out", str(tmp_path)]

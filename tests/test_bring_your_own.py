@@ -12,7 +12,7 @@ import timm
 import torch
 from PIL import Image
 
-from ood_osdre.detector import OneStepDetector
+from ood_osdre.detectors.one_step import OneStepDetector
 
 PAGE = Path(__file__).parent.parent / "docs" / "bring_your_own.md"
 # What makes the page's job small: fewer steps, smaller images, no download.

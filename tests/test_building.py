@@ -1,4 +1,4 @@
-r"""Tests for the ood_osdre.building module: what a configuration offers is what is built."""
+r"""Tests for the ood_osdre.models.build module: what a configuration offers is what is built."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -7,13 +7,14 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from ood_osdre.bases import KERNELS
-from ood_osdre.building import build_ratio
 from ood_osdre.config import Config, load_config
 from ood_osdre.conflicts import OPEN_SCHEDULES, STAGES, WIDTH_STEP
 from ood_osdre.errors import UserError
-from ood_osdre.networks import MLP, NORMS, CoefficientNetwork, ResNetBackbone
-from ood_osdre.objective_building import (
+from ood_osdre.models.bases import KERNELS
+from ood_osdre.models.build import build_ratio
+from ood_osdre.models.networks import MLP, NORMS, CoefficientNetwork, ResNetBackbone
+from ood_osdre.objectives import FORMS, LOSSES, Batch, JointScoreMatching, TimeScoreMatching
+from ood_osdre.objectives.build import (
     NOISES,
     SCHEDULES,
     WEIGHTS,
@@ -23,12 +24,11 @@ from ood_osdre.objective_building import (
     build_times,
     prepare_objective,
 )
-from ood_osdre.objectives import FORMS, LOSSES, Draw, JointScoreMatching, TimeScoreMatching
 from ood_osdre.options import option_types
-from ood_osdre.paths import Moments
+from ood_osdre.paths.gaussian import Moments
 from ood_osdre.resources import names
 from ood_osdre.sections import BasisConfig, NetworkConfig, ObjectiveConfig, PathConfig
-from ood_osdre.training import Trainer
+from ood_osdre.training.trainer import Trainer
 
 NETWORK = {"width": 0.125, "depths": [1, 1, 1, 1], "stem_stride": 2}
 
@@ -91,7 +91,7 @@ def test_every_configured_objective_gives_finite_losses_and_gradients(
     moments = Moments.of(x_0, x_1)
     distribution = build_times(config, path, moments)
     objective = build_objective(config, path, distribution, moments)
-    losses = objective(ratio, Draw(x_0, x_1, distribution.sample(6), noise))
+    losses = objective(ratio, Batch(x_0, x_1, distribution.sample(6), noise))
 
     assert all(loss.shape == (6,) and loss.isfinite().all() for loss in losses.values())
     losses["total"].mean().backward()
@@ -120,7 +120,7 @@ def test_every_shipped_configuration_builds(name: str) -> None:
     moments = Moments.of(x_0, x_1)
     times = build_times(config, path, moments)
     label = torch.tensor([0, 1])
-    draw = Draw(x_0, x_1, times.sample(2), noise, label)
+    draw = Batch(x_0, x_1, times.sample(2), noise, label)
     losses = build_objective(config, path, times, moments, ratio)(ratio, draw)
     assert losses["total"].isfinite().all()
 
@@ -141,7 +141,7 @@ def test_a_data_score_trains_its_decoder_and_what_it_shares(
     ratio = build_ratio(config, classes=0, features=features)
     x_0, x_1, noise = torch.randn(3, 6, *shape)
     times, objective = prepare_objective(config, Moments.of(x_0, x_1), ratio)
-    draw = Draw(x_0, x_1, times.sample(6), noise, probe=torch.randn(x_0.shape))
+    draw = Batch(x_0, x_1, times.sample(6), noise, probe=torch.randn(x_0.shape))
     shared = set(map(id, ratio.parameters()))
     assert not shared & set(map(id, objective.parameters()))
 
@@ -176,8 +176,8 @@ def test_the_sliced_data_score_trains_on_images_through_a_configuration() -> Non
     assert term.balance == 0.5
     draws = []
 
-    def batches(step: int) -> Draw:
-        return Draw(x_0, x_1, times.sample(4), noise)
+    def batches(step: int) -> Batch:
+        return Batch(x_0, x_1, times.sample(4), noise)
 
     objective.register_forward_pre_hook(lambda _, args: draws.append(args[1]))
     trainer = Trainer(ratio, objective, batches, config.training, select=None)

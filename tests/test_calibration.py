@@ -1,9 +1,9 @@
-r"""Tests for the ood_osdre.calibration module, on Gaussians whose log-ratio is known."""
+r"""Tests for the ood_osdre.evaluation.calibration module, on Gaussians whose log-ratio is known."""
 
 import numpy as np
 import pytest
 
-from ood_osdre.calibration import ratio_calibration
+from ood_osdre.evaluation.calibration import ratio_calibration
 
 SHIFT = 1.0
 

@@ -1,4 +1,4 @@
-r"""Tests for the ood_osdre.checkpoints module."""
+r"""Tests for the ood_osdre.training.checkpoint module."""
 
 import json
 from pathlib import Path
@@ -7,8 +7,13 @@ import pytest
 import torch
 from torch import nn
 
-from ood_osdre.checkpoints import exists, read_checkpoint, restore, write_checkpoint
 from ood_osdre.errors import UserError
+from ood_osdre.training.checkpoint import (
+    exists,
+    read_checkpoint,
+    restore,
+    write_checkpoint,
+)
 
 TENSORS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor([1, 2])}
 
@@ -40,7 +45,7 @@ def test_a_crash_between_the_two_files_keeps_the_old_checkpoint(
     def crash(*args: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ood_osdre.checkpoints.write_json_atomic", crash)
+    monkeypatch.setattr("ood_osdre.training.checkpoint.write_json_atomic", crash)
     with pytest.raises(KeyboardInterrupt):
         write_checkpoint(tmp_path, "model", {"a": TENSORS["a"] + 1}, {"step": 2})
     monkeypatch.undo()

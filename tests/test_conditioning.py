@@ -1,4 +1,4 @@
-r"""Tests for the ood_osdre.conditioning module."""
+r"""Tests for the ood_osdre.models.bases module."""
 
 import math
 
@@ -7,8 +7,7 @@ import pytest
 import torch
 from scipy.integrate import quad
 
-from ood_osdre.bases import RBFBasis
-from ood_osdre.conditioning import conditioning, gram_matrix
+from ood_osdre.models.bases import RBFBasis, conditioning, gram_matrix
 
 # Independent of the package: NumPy, and the distance instead of its signed form.
 PROFILES = {
@@ -37,7 +36,9 @@ def test_gram_matrix_holds_the_inner_products(kernel: str) -> None:
             epsabs=1e-14,
             epsrel=1e-13,
         )
-        assert gram[i, j].item() == gram[j, i].item() == pytest.approx(expected, abs=1e-12)
+        # The two halves may differ by a rounding, depending on the processor's matrix product.
+        assert gram[i, j].item() == pytest.approx(expected, abs=1e-12)
+        assert gram[j, i].item() == pytest.approx(expected, abs=1e-12)
 
 
 # Orders of magnitude, for 400 atoms: condition number at sigma = 1 / K, ranks at .05, .2 and 1.

@@ -1,4 +1,4 @@
-r"""Tests for the ood_osdre.conformal module: the promise is checked by its exact law."""
+r"""Tests for the ood_osdre.evaluation.calibration module: the promise is checked by its exact law."""
 
 import logging
 import math
@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import beta, betabinom
 
-from ood_osdre.conformal import SplitConformal
 from ood_osdre.errors import UserError
+from ood_osdre.evaluation.calibration import SplitConformal
 
 SIZES = [50, 500, 5000]
 

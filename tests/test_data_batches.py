@@ -11,11 +11,11 @@ from torch import Tensor
 
 from ood_osdre.data import ImageSet
 from ood_osdre.data.augment import BROADENINGS, Randomness, broaden, flip_crop
-from ood_osdre.data.batches import PairBatches
-from ood_osdre.data.development import development_sets, noise, patch_shuffle, shapes
 from ood_osdre.data.preprocess import Preprocess
-from ood_osdre.objectives import UniformTimes
+from ood_osdre.data.synthetic import development_sets, noise, patch_shuffle, shapes
+from ood_osdre.paths.times import UniformTimes
 from ood_osdre.sections import DataConfig
+from ood_osdre.training.batches import PairBatches
 
 RNG = np.random.default_rng(0)
 

@@ -99,6 +99,6 @@ def test_embedded_benchmark_takes_no_reference() -> None:
 
 
 def test_import_leaves_torch_and_sklearn_alone() -> None:
-    code = "import sys, ood_osdre.data.check; print({'torch', 'sklearn'} & set(sys.modules))"
+    code = "import sys, ood_osdre.data.__main__; print({'torch', 'sklearn'} & set(sys.modules))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "set()"

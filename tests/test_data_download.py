@@ -1,4 +1,4 @@
-r"""Tests for the ood_osdre.data.download and ood_osdre.data.check modules."""
+r"""Tests for the ood_osdre.data.download and ood_osdre.data.__main__ modules."""
 
 import gzip
 import hashlib
@@ -20,10 +20,9 @@ from PIL import Image
 from torchvision import datasets
 
 from ood_osdre.data import load_manifest
-from ood_osdre.data.check import main
-from ood_osdre.data.download import overrides
+from ood_osdre.data.__main__ import main
+from ood_osdre.data.download import overrides, subset_mask
 from ood_osdre.data.lists import read_list
-from ood_osdre.data.openood import subset_mask
 
 CLASSES = [f"class {i}" for i in range(10)]
 

@@ -8,10 +8,9 @@ import pytest
 import yaml
 
 from ood_osdre.data import Manifest, load_benchmark, load_manifest
-from ood_osdre.data.check import main
-from ood_osdre.data.download import DATASETS
+from ood_osdre.data.__main__ import main
+from ood_osdre.data.download import DATASETS, SUBSETS, subset_mask
 from ood_osdre.data.manifests import ROLES
-from ood_osdre.data.openood import SUBSETS, subset_mask
 from ood_osdre.errors import UserError
 from ood_osdre.resources import find, names
 

@@ -1,4 +1,4 @@
-r"""Tests for the ood_osdre.data.references and ood_osdre.data.sets modules."""
+r"""Tests for the ood_osdre.data.status and ood_osdre.data.sets modules."""
 
 import numpy as np
 import pytest

@@ -11,11 +11,11 @@ import torch
 from PIL import Image
 
 from ood_osdre.data.fields import shown
-from ood_osdre.data.fingerprints import count_shared, fingerprints
 from ood_osdre.data.inputs import read
-from ood_osdre.data.sources import map_array
-from ood_osdre.data.vectors import Standardise
+from ood_osdre.data.sets import count_shared, fingerprints
 from ood_osdre.errors import UserError
+from ood_osdre.files import map_array
+from ood_osdre.training.batches import Standardise
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (5, 32, 32, 3), dtype=np.uint8)
 TENSOR = torch.as_tensor(IMAGES).permute(0, 3, 1, 2)

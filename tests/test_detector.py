@@ -1,4 +1,4 @@
-r"""Tests for the ood_osdre.detector module: from data as people hold them to decisions."""
+r"""Tests for the ood_osdre.detectors.one_step module: from data as people hold them to decisions."""
 
 import logging
 from pathlib import Path
@@ -13,12 +13,12 @@ from torchvision.datasets import FakeData
 from torchvision.transforms import ToTensor
 
 from ood_osdre import load_scorer
-from ood_osdre.checkpoints import MODEL, write_checkpoint
 from ood_osdre.data import ImageSet
-from ood_osdre.detector import OneStepDetector
+from ood_osdre.detectors.fitting import Problem
+from ood_osdre.detectors.one_step import OneStepDetector
 from ood_osdre.errors import UserError
-from ood_osdre.fitting import Problem
-from ood_osdre.metrics import ood_metrics
+from ood_osdre.evaluation.metrics import ood_metrics
+from ood_osdre.training.checkpoint import MODEL, write_checkpoint
 
 VECTORS = {"network": {"kind": "mlp", "width": 0.125, "depths": [1]}}
 FAST = {"training__steps": 3, "training__batch_size": 8, "training__warmup": 1}
@@ -426,7 +426,7 @@ def test_methods_come_in_order() -> None:
 
 
 def test_a_stopped_fit_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from ood_osdre.training import Trainer
+    from ood_osdre.training.trainer import Trainer
 
     run = Trainer.run
     monkeypatch.setattr(Trainer, "run", lambda self, **kwargs: run(self, time_budget=0, **kwargs))

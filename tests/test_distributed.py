@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from ood_osdre import checkpoints, distributed
-from ood_osdre.scores import read_scores
+from ood_osdre.evaluation.scores import read_scores
+from ood_osdre.training import checkpoint as checkpoints
+from ood_osdre.training.trainer import distributed
 
 ROOT = Path(__file__).parents[1]
-COMMAND = ["-m", "ood_osdre.commands.eval_ood"]
+COMMAND = ["-m", "ood_osdre.cli"]
 FAST = ["--id", "digits", "--device", "cpu", "--quiet", "--max-steps", "4"]
 FAST += ["network.width=0.125", "network.depths=[1, 1, 1, 1]", "network.stem_stride=2"]
 FAST += ["network.norm=group", "training.batch_size=8", "data.val_limit=20", "training.ema=0.5"]

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from ood_osdre.commands.eval_ood import BENCHMARKS, FAILED, UNFINISHED, default_config, main
+from ood_osdre.cli import BENCHMARKS, FAILED, UNFINISHED, default_config, main
 from ood_osdre.config import load_config
-from ood_osdre.scores import read_scores
+from ood_osdre.evaluation.scores import read_scores
 
 FAST = ["--quiet", "--device", "cpu", "network.width=0.125", "network.depths=[1, 1, 1, 1]"]
 FAST += ["network.stem_stride=2", "training.batch_size=8", "data.val_limit=20"]
@@ -88,14 +88,14 @@ def test_finished_seeds_are_not_scored_again(
     def never(*args: object, **kwargs: object) -> None:
         raise AssertionError("a test set was read twice")
 
-    monkeypatch.setattr("ood_osdre.experiment.evaluate_benchmark", never)
+    monkeypatch.setattr("ood_osdre.evaluation.experiment.evaluate_benchmark", never)
     assert main([*command, "--resume"]) == 0
     assert (tmp_path / "metrics.md").read_text() == table
     assert main([*command, "--resume", "training.lr=1e-4"]) == FAILED
 
 
 def test_a_configuration_keeps_its_own_id_and_benchmark() -> None:
-    from ood_osdre.commands.eval_ood import parser, read_config
+    from ood_osdre.cli import parser, read_config
 
     args = parser().parse_intermixed_args([])
     config = read_config(args, "cifar10_paper")
@@ -156,7 +156,7 @@ def test_an_output_folder_that_is_a_file(
 
 
 def test_a_folder_in_use_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from ood_osdre.claims import claimed
+    from ood_osdre.training.run import claimed
 
     with claimed(tmp_path):
         assert main(["--out", str(tmp_path), "--max-steps", "1", *FAST]) == FAILED
@@ -165,7 +165,7 @@ def test_a_folder_in_use_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def test_help_and_key_errors_do_not_import_torch() -> None:
     code = (
-        "import sys; from ood_osdre.commands.eval_ood import main\n"
+        "import sys; from ood_osdre.cli import main\n"
         "try: main(sys.argv[1:])\n"
         "except SystemExit: pass\n"
         "sys.exit('torch' in sys.modules)"

@@ -1,4 +1,4 @@
-r"""Tests for the ood_osdre.evaluation and experiment modules, at small size."""
+r"""Tests for the ood_osdre.evaluation.evaluate and experiment modules, at small size."""
 
 import csv
 import json
@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 import torch
 
-from ood_osdre.baselines import TimeConditionedRatio
-from ood_osdre.bases import RBFBasis
-from ood_osdre.building import build_ratio
 from ood_osdre.config import Config
 from ood_osdre.data import BenchmarkData, load_digits_benchmark
 from ood_osdre.data.preprocess import Preprocess
 from ood_osdre.errors import UserError
-from ood_osdre.evaluation import Validation, evaluate_benchmark, score_images
-from ood_osdre.experiment import Scorer, evaluate_run, load_scorer, train_run
-from ood_osdre.metrics import ood_metrics
-from ood_osdre.networks import Coefficients
-from ood_osdre.ratio import OneStepRatio
-from ood_osdre.scores import read_scores
+from ood_osdre.evaluation.evaluate import Validation, evaluate_benchmark, score_images
+from ood_osdre.evaluation.experiment import Scorer, evaluate_run, load_scorer, train_run
+from ood_osdre.evaluation.metrics import ood_metrics
+from ood_osdre.evaluation.scores import read_scores
+from ood_osdre.models.bases import RBFBasis
+from ood_osdre.models.build import build_ratio
+from ood_osdre.models.networks import Coefficients
+from ood_osdre.models.ratio import OneStepRatio
+from ood_osdre.models.time_conditioned import TimeConditionedRatio
 
 SMALL = {
     "id": "digits",
@@ -74,7 +74,7 @@ def test_scores_are_log_ratios_in_the_order_of_the_images() -> None:
 
 
 def test_a_process_without_rows_takes_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ood_osdre.distributed.share", lambda size: slice(0, 0))
+    monkeypatch.setattr("ood_osdre.training.distributed.share", lambda size: slice(0, 0))
     ratio = build_ratio(Config.from_mapping(SMALL), classes=5)
 
     def check(module: torch.nn.Module, inputs: tuple[torch.Tensor]) -> None:

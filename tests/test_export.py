@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from ood_osdre import export
-from ood_osdre.building import build_ratio
 from ood_osdre.config import Config
 from ood_osdre.data.preprocess import Preprocess
 from ood_osdre.errors import UserError
-from ood_osdre.experiment import Scorer
+from ood_osdre.evaluation.experiment import Scorer
 from ood_osdre.export import export_scorer, main
+from ood_osdre.models.build import build_ratio
 
 NETWORK = {"width": 0.125, "depths": [1, 1, 1, 1], "stem_stride": 2}
 SIZE = 16

@@ -14,16 +14,22 @@ import torch
 from test_training import OPTIONS, assert_identical, batches, make
 from torch import nn
 
-from ood_osdre import checkpoints
-from ood_osdre.checkpoints import MODEL, STATE, read_checkpoint, restore, write_checkpoint
-from ood_osdre.commands.eval_ood import FAILED, main
+from ood_osdre.cli import FAILED, main
 from ood_osdre.data.inputs import read
-from ood_osdre.detector import OneStepDetector
+from ood_osdre.detectors.one_step import OneStepDetector
 from ood_osdre.errors import UserError
-from ood_osdre.experiment import load_scorer
+from ood_osdre.evaluation.experiment import load_scorer
+from ood_osdre.evaluation.scores import read_scores
 from ood_osdre.files import write_json_atomic
-from ood_osdre.objectives import Draw
-from ood_osdre.scores import read_scores
+from ood_osdre.objectives import Batch
+from ood_osdre.training import checkpoint as checkpoints
+from ood_osdre.training.checkpoint import (
+    MODEL,
+    STATE,
+    read_checkpoint,
+    restore,
+    write_checkpoint,
+)
 
 TENSORS = {"a": torch.arange(6.0)}
 
@@ -169,7 +175,7 @@ def test_a_disk_that_fills_up_half_way_through_a_checkpoint(
     whole.run(progress=False)
     trainer = make(tmp_path)
 
-    def filling(step: int) -> Draw:
+    def filling(step: int) -> Batch:
         if step == 20:  # two checkpoints of seven steps are on the disk
             full_disk(monkeypatch, after)
         return batches(step)

@@ -10,12 +10,12 @@ import torch
 from image_roots import as_cifar, make_root, write_image
 from PIL import Image
 
-from ood_osdre.commands.eval_ood import FAILED, main
+from ood_osdre.cli import FAILED, main
 from ood_osdre.data import BenchmarkData, load_benchmark, load_manifest
 from ood_osdre.data import images as images_module
-from ood_osdre.data.fingerprints import count_shared, fingerprints
 from ood_osdre.data.images import cached_array, decode
 from ood_osdre.data.inputs import read
+from ood_osdre.data.sets import count_shared, fingerprints
 from ood_osdre.errors import UserError
 
 LISTS, IMAGES = Path("benchmark_imglist/toy"), Path("images_classic")

@@ -16,18 +16,16 @@ from openood_host import MEAN, STD, HostLoaders, HostNet, write_run
 from PIL import Image
 from torch import Tensor, nn
 
-from ood_osdre import checkpoints
-from ood_osdre.conformal import SplitConformal
-from ood_osdre.detector import OneStepDetector
-from ood_osdre.detector_options import class_labels
+from ood_osdre.detectors.feature_ratio import FeatureRatio, FeatureRatioOptions
+from ood_osdre.detectors.one_step import OneStepDetector, class_labels
 from ood_osdre.errors import UserError
-from ood_osdre.experiment import load_scorer
-from ood_osdre.extraction import collect_features, evaluating, extract_features
-from ood_osdre.feature_ratio import FeatureRatio, FeatureRatioOptions
+from ood_osdre.evaluation.calibration import SplitConformal
+from ood_osdre.evaluation.experiment import load_scorer
+from ood_osdre.models.frozen import KnownNetwork, collect_features, evaluating, extract_features
 from ood_osdre.plugin.openood import OSDRENet, OSDREPostprocessor
 from ood_osdre.plugin.openood.host import Foreign
 from ood_osdre.plugin.openood.loaders import ReferenceImages
-from ood_osdre.recognition import KnownNetwork
+from ood_osdre.training import checkpoint as checkpoints
 
 VECTORS = {"network": {"kind": "mlp", "width": 0.125, "depths": [1]}}
 FAST = {"training__steps": 2, "training__batch_size": 8, "training__warmup": 1}
@@ -195,7 +193,7 @@ def test_networks_are_known_by_their_modules_and_weights() -> None:
 def test_a_known_network_is_not_hashed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     net = Net()
     known = KnownNetwork.of(net)
-    module = import_module("ood_osdre.recognition")
+    module = import_module("ood_osdre.models.frozen")
     monkeypatch.setattr(module, "_digest", lambda net: pytest.fail("hashed"))
     assert known.matches(net)
 

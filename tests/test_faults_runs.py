@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 
 import ood_osdre
-from ood_osdre.bases import RBFBasis
-from ood_osdre.claims import claimed
-from ood_osdre.commands.eval_ood import FAILED, UNFINISHED, main
-from ood_osdre.detector import OneStepDetector
+from ood_osdre.cli import FAILED, UNFINISHED, main
+from ood_osdre.detectors.one_step import OneStepDetector
 from ood_osdre.errors import UserError
-from ood_osdre.networks import CoefficientNetwork
-from ood_osdre.ratio import OneStepRatio
+from ood_osdre.models.bases import RBFBasis
+from ood_osdre.models.networks import CoefficientNetwork
+from ood_osdre.models.ratio import OneStepRatio
+from ood_osdre.training.run import claimed
 
 ROOT = Path(ood_osdre.__file__).parent.parent
 FAST = ["--quiet", "--device", "cpu", "network.width=0.125", "network.depths=[1, 1, 1, 1]"]
@@ -114,7 +114,7 @@ def test_a_disk_that_fills_up_after_training_keeps_the_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     r"""Scores, plot and tables are written whole or not at all, and --resume makes them."""
-    from ood_osdre import experiment
+    from ood_osdre.evaluation import experiment
 
     write = experiment.write_scores
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
+from ood_osdre.detectors.feature_ratio import FeatureRatio, FeatureRatioOptions
 from ood_osdre.errors import UserError
-from ood_osdre.extraction import collect_features, extract_features
-from ood_osdre.feature_ratio import FeatureRatio, FeatureRatioOptions
+from ood_osdre.models.frozen import collect_features, extract_features
 
 QUICK = FeatureRatioOptions(steps=150, width=32, depth=1, batch_size=128)
 

@@ -14,8 +14,8 @@ import pytest
 
 import ood_osdre
 from ood_osdre.errors import UserError
+from ood_osdre.evaluation.metrics import OODMetrics
 from ood_osdre.files import atomic_path, sweep, write_json_atomic, write_text_atomic
-from ood_osdre.metrics import OODMetrics
 
 
 def test_replaces_the_file_only_when_the_block_ends(tmp_path: Path) -> None:

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from ood_osdre.building import build_ratio
 from ood_osdre.config import Config
 from ood_osdre.data import ImageSet
-from ood_osdre.data.batches import PairBatches
 from ood_osdre.data.preprocess import Preprocess
-from ood_osdre.evaluation import score_images
-from ood_osdre.objective_building import build_objective, build_path, build_times
-from ood_osdre.paths import Moments
-from ood_osdre.training import Trainer
+from ood_osdre.evaluation.evaluate import score_images
+from ood_osdre.models.build import build_ratio
+from ood_osdre.objectives.build import build_objective, build_path, build_times
+from ood_osdre.paths.gaussian import Moments
+from ood_osdre.training.batches import PairBatches
+from ood_osdre.training.trainer import Trainer
 
 pytestmark = pytest.mark.gpu
 

@@ -120,9 +120,9 @@ def test_a_training_step_is_that_of_a_shipped_network(
 ) -> None:
     import latency
 
-    from ood_osdre.building import build_ratio
     from ood_osdre.config import load_config
-    from ood_osdre.networks import CoefficientNetwork
+    from ood_osdre.models.build import build_ratio
+    from ood_osdre.models.networks import CoefficientNetwork
 
     latency.Bench(arguments(), torch.device("cpu")).training()
     networks = [m for m, _ in seen if isinstance(m, CoefficientNetwork)]

@@ -14,9 +14,9 @@ ROOT = Path(ood_osdre.__file__).parent
 # What may know about hosts and tasks; all the rest is the core.
 OUTER = {"plugin", "tasks"}
 # What commands need before they know what to do.
-TORCH_FREE = ["__init__", "config", "errors", "files", "metrics", "options", "records"]
-TORCH_FREE += ["resources", "sections", "signals", "spelling", "tables"]
-TORCH_FREE += ["commands/eval_ood", "data/check", "data/manifests"]
+TORCH_FREE = ["__init__", "cli", "config", "errors", "files", "options", "resources", "sections"]
+TORCH_FREE += ["data/__main__", "data/manifests"]
+TORCH_FREE += [f"evaluation/{name}" for name in ("metrics", "records", "scores", "tables")]
 HEAVY = {"torch", "torchvision", "timm"}
 
 

@@ -1,4 +1,4 @@
-r"""Tests for the ood_osdre.metrics module."""
+r"""Tests for the ood_osdre.evaluation.metrics module."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, DTypeLike
 from sklearn.metrics import auc, precision_recall_curve, roc_curve
 
 from ood_osdre.errors import UserError
-from ood_osdre.metrics import OODMetrics, check_scores, ood_metrics
+from ood_osdre.evaluation.metrics import OODMetrics, check_scores, ood_metrics
 
 # Few distinct values, hence many ties within and across the sets
 TIED = st.lists(st.integers(-4, 4).map(float), min_size=1, max_size=60)

@@ -1,4 +1,4 @@
-r"""Tests for the ood_osdre.networks module."""
+r"""Tests for the ood_osdre.models.networks module."""
 
 from collections.abc import Callable
 
@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ood_osdre.bases import RBFBasis
-from ood_osdre.networks import MLP, CoefficientNetwork, ResNetBackbone
-from ood_osdre.ratio import OneStepRatio
+from ood_osdre.models.bases import RBFBasis
+from ood_osdre.models.networks import MLP, CoefficientNetwork, ResNetBackbone
+from ood_osdre.models.ratio import OneStepRatio
 
 NORM_LAYERS = {"batch": nn.BatchNorm2d, "group": nn.GroupNorm}
 

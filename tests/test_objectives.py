@@ -7,18 +7,17 @@ import torch
 from scipy import integrate
 from torch import Tensor, nn
 
-from ood_osdre.bases import RBFBasis
-from ood_osdre.networks import MLP, CoefficientNetwork, Coefficients
-from ood_osdre.noises import DDBINoise
+from ood_osdre.models.bases import RBFBasis
+from ood_osdre.models.networks import MLP, CoefficientNetwork, Coefficients
+from ood_osdre.models.ratio import OneStepRatio
 from ood_osdre.objectives import (
     FORMS,
     LOSSES,
+    Batch,
     ClassLoss,
     ConditionalJointScoreMatching,
     ConditionalScoreMatching,
-    Draw,
     EndPointLoss,
-    InverseVarianceWeight,
     JointScoreMatching,
     Objective,
     PathDifference,
@@ -26,17 +25,18 @@ from ood_osdre.objectives import (
     Shrinkage,
     Term,
     TimeScoreMatching,
-    UniformTimes,
     evaluate,
 )
 from ood_osdre.objectives.conditional import block_grid
-from ood_osdre.paths import GaussianPath, Moments
-from ood_osdre.ratio import OneStepRatio
-from ood_osdre.schedules import (
+from ood_osdre.paths.gaussian import GaussianPath, Moments
+from ood_osdre.paths.noises import DDBINoise
+from ood_osdre.paths.schedules import (
     FollmerSchedule,
     KumaraswamySchedule,
     TrigonometricSchedule,
 )
+from ood_osdre.paths.times import UniformTimes
+from ood_osdre.paths.weights import InverseVarianceWeight
 
 B = 6
 
@@ -108,10 +108,10 @@ def make_ratio(classes: int = 4, norm: str = "group") -> OneStepRatio:
     return OneStepRatio(network, RBFBasis(size=4))
 
 
-def make_draw(*event: int) -> Draw:
+def make_draw(*event: int) -> Batch:
     event = event or (3, 16, 16)
     x_0, x_1, noise, probe = torch.randn(4, B, *event)
-    return Draw(x_0, x_1, torch.rand(B), noise, torch.arange(B) % 4, probe)
+    return Batch(x_0, x_1, torch.rand(B), noise, torch.arange(B) % 4, probe)
 
 
 def test_terms_share_one_forward_pass_and_their_points() -> None:
@@ -216,7 +216,7 @@ def test_conditional_forms_split_one_target() -> None:
 def test_inverse_variance_weights_give_losses_of_order_one(form: str) -> None:
     n = 1500
     x_0, x_1 = torch.randn(n, 3, 16, 16), 0.5 + 0.5 * torch.randn(n, 3, 16, 16)
-    draw = Draw(x_0, x_1, torch.rand(n), torch.randn(n, 3, 16, 16))
+    draw = Batch(x_0, x_1, torch.rand(n), torch.randn(n, 3, 16, 16))
     path = GaussianPath(TrigonometricSchedule(), DDBINoise(0.01, 0.005))
     weight = InverseVarianceWeight(path, Moments.of(x_0, x_1))
     term = ConditionalScoreMatching(path, weight, form)
@@ -323,8 +323,8 @@ def test_block_grid_refuses_what_does_not_tile(cells: int, shape: tuple[int, ...
 @pytest.mark.parametrize(
     ("term", "change", "message"),
     [
-        (lambda path: ClassLoss(path), {"label": None}, "'label' in the draw"),
-        (lambda path: JointScoreMatching(path, Score()), {"probe": None}, "'probe' in the draw"),
+        (lambda path: ClassLoss(path), {"label": None}, "'label' in the batch"),
+        (lambda path: JointScoreMatching(path, Score()), {"probe": None}, "'probe' in the batch"),
         (lambda path: ConditionalScoreMatching(path, form="per_dimension"), {}, "one cell per"),
     ],
 )

@@ -20,37 +20,41 @@ from gaussian_problem import (
 from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 
-from ood_osdre.bases import RBFBasis
-from ood_osdre.networks import CoefficientNetwork
-from ood_osdre.noises import DDBINoise
+from ood_osdre.models.bases import RBFBasis
+from ood_osdre.models.networks import CoefficientNetwork
+from ood_osdre.models.ratio import OneStepRatio
 from ood_osdre.objectives import (
     LOSSES,
-    BridgeWeight,
+    Batch,
     ConditionalJointScoreMatching,
     ConditionalScoreMatching,
-    Constant,
-    Draw,
     EndPointLoss,
-    InverseVarianceTimes,
-    InverseVarianceWeight,
     JointScoreMatching,
-    LogitNormalTimes,
-    NoiseVarianceWeight,
     Objective,
     PathDifference,
     Term,
-    Times,
     TimeScoreMatching,
-    UniformTimes,
-    Weight,
 )
-from ood_osdre.paths import GaussianPath
-from ood_osdre.ratio import OneStepRatio
-from ood_osdre.schedules import (
+from ood_osdre.paths.gaussian import GaussianPath
+from ood_osdre.paths.noises import DDBINoise
+from ood_osdre.paths.schedules import (
     KumaraswamySchedule,
     LinearSchedule,
     TrigonometricSchedule,
     VariancePreservingSchedule,
+)
+from ood_osdre.paths.times import (
+    InverseVarianceTimes,
+    LogitNormalTimes,
+    Times,
+    UniformTimes,
+)
+from ood_osdre.paths.weights import (
+    BridgeWeight,
+    Constant,
+    InverseVarianceWeight,
+    NoiseVarianceWeight,
+    Weight,
 )
 
 EPS = 0.1
@@ -281,7 +285,7 @@ def test_block_forms_recover_the_dequantised_ratio(form: str) -> None:
     term = ConditionalScoreMatching(problem.path, form=form)
     draw, weights = problem.quadrature(UniformTimes(), size=16)
     x_0, x_1, noise = (x[:, None, None] for x in (draw.x_0, draw.x_1, draw.noise))
-    images = Draw(x_0, x_1, draw.t, noise)
+    images = Batch(x_0, x_1, draw.t, noise)
     ratio = OneStepRatio(CoefficientNetwork(Images(), 2, 8), RBFBasis(size=8, learnable=False))
     minimise(ratio, term, images, weights)
 

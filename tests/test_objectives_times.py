@@ -6,24 +6,26 @@ import torch
 from scipy import integrate, stats
 from torch import Tensor
 
-from ood_osdre.noises import BridgeNoise, DDBINoise
-from ood_osdre.objectives import (
-    BridgeWeight,
-    Constant,
-    InverseVarianceTimes,
-    InverseVarianceWeight,
-    LogitNormalTimes,
-    NoiseVarianceWeight,
-    Times,
-    UniformTimes,
-    Weight,
-)
 from ood_osdre.objectives.marginal import time_score_loss
-from ood_osdre.paths import GaussianPath, Moments
-from ood_osdre.schedules import (
+from ood_osdre.paths.gaussian import GaussianPath, Moments
+from ood_osdre.paths.noises import BridgeNoise, DDBINoise
+from ood_osdre.paths.schedules import (
     FollmerSchedule,
     KumaraswamySchedule,
     TrigonometricSchedule,
+)
+from ood_osdre.paths.times import (
+    InverseVarianceTimes,
+    LogitNormalTimes,
+    Times,
+    UniformTimes,
+)
+from ood_osdre.paths.weights import (
+    BridgeWeight,
+    Constant,
+    InverseVarianceWeight,
+    NoiseVarianceWeight,
+    Weight,
 )
 
 MOMENTS = Moments(dim=3, square_0=3.0, cross=0.5, square_1=4.0)

@@ -1,4 +1,4 @@
-r"""Tests for the ood_osdre.optimisation module."""
+r"""Tests for the ood_osdre.training.optimisation module."""
 
 import itertools
 
@@ -6,15 +6,20 @@ import pytest
 import torch
 from torch import nn
 
-from ood_osdre.bases import RBFBasis
-from ood_osdre.networks import CoefficientNetwork, ResNetBackbone
-from ood_osdre.noises import DDBINoise
+from ood_osdre.models.bases import RBFBasis
+from ood_osdre.models.networks import CoefficientNetwork, ResNetBackbone
+from ood_osdre.models.ratio import OneStepRatio
 from ood_osdre.objectives import EndPointLoss, Objective
-from ood_osdre.optimisation import adamw, autocast_dtype, average_into, learning_rate_factor
-from ood_osdre.paths import GaussianPath
-from ood_osdre.ratio import OneStepRatio
-from ood_osdre.schedules import KumaraswamySchedule
+from ood_osdre.paths.gaussian import GaussianPath
+from ood_osdre.paths.noises import DDBINoise
+from ood_osdre.paths.schedules import KumaraswamySchedule
 from ood_osdre.sections import TrainingConfig
+from ood_osdre.training.optimisation import (
+    adamw,
+    autocast_dtype,
+    average_into,
+    learning_rate_factor,
+)
 
 OPTIONS = TrainingConfig(steps=30, lr=1e-2, warmup=5, weight_decay=0.1, basis_lr_factor=0.5)
 

@@ -1,4 +1,4 @@
-r"""Tests for the ood_osdre.paths module."""
+r"""Tests for the ood_osdre.paths.gaussian module."""
 
 import itertools
 import math
@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Normal
 
-from ood_osdre.noises import BridgeNoise, DDBINoise, DequantisationNoise, NoiseModel
-from ood_osdre.paths import GaussianPath, Moments, Rates
-from ood_osdre.schedules import (
+from ood_osdre.paths.gaussian import GaussianPath, Moments, Rates
+from ood_osdre.paths.noises import BridgeNoise, DDBINoise, DequantisationNoise, NoiseModel
+from ood_osdre.paths.schedules import (
     FollmerSchedule,
     KumaraswamySchedule,
     LinearSchedule,

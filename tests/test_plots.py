@@ -1,4 +1,4 @@
-r"""Tests for the ood_osdre.plots module."""
+r"""Tests for the ood_osdre.evaluation.plots module."""
 
 import subprocess
 import sys
@@ -10,9 +10,9 @@ import pytest
 from matplotlib import image
 from matplotlib.figure import Figure
 
-from ood_osdre import plots
 from ood_osdre.errors import UserError
-from ood_osdre.plots import score_density
+from ood_osdre.evaluation import plots
+from ood_osdre.evaluation.plots import score_density
 
 RNG = np.random.default_rng(0)
 ID = RNG.normal(2, 1, 500)
@@ -115,7 +115,7 @@ def test_global_state_is_untouched(tmp_path: Path) -> None:
 
     assert dict(matplotlib.rcParams) == before
 
-    code = "import ood_osdre.plots, sys; print({'matplotlib.pyplot', 'torch'} & {*sys.modules})"
+    code = "import ood_osdre.evaluation.plots, sys; print({'matplotlib.pyplot', 'torch'} & {*sys.modules})"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
     assert result.stdout.strip() == b"set()"
 

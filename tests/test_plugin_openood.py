@@ -30,15 +30,14 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from ood_osdre.baselines import Classifier
 from ood_osdre.config import Config
-from ood_osdre.data.broadening import broadened
 from ood_osdre.data.preprocess import Preprocess
+from ood_osdre.detectors.feature_ratio import FeatureRatio, FeatureRatioOptions
 from ood_osdre.errors import UserError
-from ood_osdre.experiment import load_scorer
-from ood_osdre.feature_ratio import FeatureRatio, FeatureRatioOptions
-from ood_osdre.metrics import ood_metrics
-from ood_osdre.networks import MLP
+from ood_osdre.evaluation.experiment import load_scorer
+from ood_osdre.evaluation.metrics import ood_metrics
+from ood_osdre.models.classifier import Classifier
+from ood_osdre.models.networks import MLP
 from ood_osdre.plugin.openood import (
     OSDRENet,
     OSDREPostprocessor,
@@ -52,6 +51,7 @@ from ood_osdre.plugin.openood.host import Foreign
 from ood_osdre.plugin.openood.loaders import normalisation_of, view_of
 from ood_osdre.plugin.openood.register import build_network
 from ood_osdre.resources import folders
+from ood_osdre.training.batches import broadened
 
 CONFIGS = folders("configs")[0] / "openood"
 HEAD = {"steps": 30, "width": 16, "depth": 1, "batch_size": 32}

@@ -19,8 +19,10 @@ from openood_host import FAR, MEAN, NEAR, SMALL, STD, Forbidden, write_root, wri
 from ood_osdre.data.images import decode_all
 from ood_osdre.data.lists import read_list
 from ood_osdre.errors import UserError
-from ood_osdre.experiment import load_scorer
-from ood_osdre.metrics import ood_metrics
+from ood_osdre.evaluation.experiment import load_scorer
+from ood_osdre.evaluation.metrics import ood_metrics
+from ood_osdre.evaluation.scores import Scores, write_scores
+from ood_osdre.evaluation.tables import MetricsTable
 from ood_osdre.plugin.openood import (
     OSDRENet,
     OSDREPostprocessor,
@@ -29,10 +31,7 @@ from ood_osdre.plugin.openood import (
     register,
     unregister,
 )
-from ood_osdre.plugin.openood.evaluate import prefill
-from ood_osdre.plugin.openood.host import Foreign
-from ood_osdre.scores import Scores, write_scores
-from ood_osdre.tables import MetricsTable
+from ood_osdre.plugin.openood.host import Foreign, prefill
 
 pytestmark = pytest.mark.openood
 COLUMNS = {"FPR@95": "fpr95", "AUROC": "auroc", "AUPR_IN": "aupr_in", "AUPR_OUT": "aupr_out"}

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from ood_osdre.data import ImageSet
-from ood_osdre.detector import OneStepDetector
+from ood_osdre.detectors.feature_ratio import FeatureRatioOptions
+from ood_osdre.detectors.one_step import OneStepDetector
 from ood_osdre.errors import UserError
-from ood_osdre.feature_ratio import FeatureRatioOptions
-from ood_osdre.metrics import ood_metrics
-from ood_osdre.scores import Scores
+from ood_osdre.evaluation.metrics import ood_metrics
+from ood_osdre.evaluation.scores import Scores
 
 api = pytest.importorskip("pytorch_ood.api")
 plugin = import_module("ood_osdre.plugin.pytorch_ood")

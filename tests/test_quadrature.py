@@ -1,4 +1,4 @@
-r"""Tests for the ood_osdre.quadrature module."""
+r"""Tests for the ood_osdre.paths.quadrature module."""
 
 from collections.abc import Callable
 from functools import partial
@@ -9,10 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from ood_osdre.bases import KERNELS, RBFBasis
-from ood_osdre.networks import MLP, CoefficientNetwork
-from ood_osdre.quadrature import Quadrature, composite_rule, gauss_legendre, ode, trapezoid
-from ood_osdre.ratio import OneStepRatio
+from ood_osdre.models.bases import KERNELS, RBFBasis
+from ood_osdre.models.networks import MLP, CoefficientNetwork
+from ood_osdre.models.ratio import OneStepRatio
+from ood_osdre.paths.quadrature import (
+    Quadrature,
+    composite_rule,
+    gauss_legendre,
+    ode,
+    trapezoid,
+)
 
 RULES = {
     "trapezoid": partial(trapezoid, steps=512),

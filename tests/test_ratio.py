@@ -1,4 +1,4 @@
-r"""Tests for the ood_osdre.ratio module."""
+r"""Tests for the ood_osdre.models.ratio module."""
 
 import copy
 from collections.abc import Callable
@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ood_osdre.bases import KERNELS, RBFBasis
-from ood_osdre.networks import MLP, CoefficientNetwork, Coefficients, ResNetBackbone
-from ood_osdre.ratio import FoldedRatio, OneStepRatio
+from ood_osdre.models.bases import KERNELS, RBFBasis
+from ood_osdre.models.networks import MLP, CoefficientNetwork, Coefficients, ResNetBackbone
+from ood_osdre.models.ratio import FoldedRatio, OneStepRatio
 
 
 def fill_head(network: CoefficientNetwork) -> CoefficientNetwork:

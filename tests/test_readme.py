@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ood_osdre.data import load_digits_benchmark
-from ood_osdre.detector import OneStepDetector
+from ood_osdre.detectors.one_step import OneStepDetector
 
 README = Path(__file__).parents[1] / "README.md"
 

@@ -1,4 +1,4 @@
-r"""Tests for the ood_osdre.records module."""
+r"""Tests for the ood_osdre.evaluation.records module."""
 
 import json
 import os
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import ood_osdre
-from ood_osdre.records import (
+from ood_osdre.evaluation.records import (
     RunRecord,
     command_line,
     git_commit,

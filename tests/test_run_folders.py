@@ -10,12 +10,12 @@ import pytest
 import torch
 from image_roots import as_cifar, make_root, write_image
 
-from ood_osdre import checkpoints
-from ood_osdre.commands.eval_ood import FAILED, UNFINISHED, main
+from ood_osdre.cli import FAILED, UNFINISHED, main
 from ood_osdre.errors import UserError
-from ood_osdre.records import read_record
-from ood_osdre.run_folders import differences
-from ood_osdre.scores import Scores, read_scores, write_scores
+from ood_osdre.evaluation.records import read_record
+from ood_osdre.evaluation.run_folders import differences
+from ood_osdre.evaluation.scores import Scores, read_scores, write_scores
+from ood_osdre.training import checkpoint as checkpoints
 
 FAST = ["--quiet", "--device", "cpu", "network.width=0.125", "network.depths=[1, 1, 1, 1]"]
 FAST += ["training.batch_size=4", "data.val_limit=10", "training.warmup=1", "data.crop=2"]

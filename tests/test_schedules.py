@@ -1,4 +1,4 @@
-r"""Tests for the ood_osdre.schedules module."""
+r"""Tests for the ood_osdre.paths.schedules module."""
 
 import math
 from collections.abc import Callable
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ood_osdre.schedules import (
+from ood_osdre.paths.schedules import (
     FollmerSchedule,
     KumaraswamySchedule,
     LinearSchedule,

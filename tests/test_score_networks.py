@@ -6,26 +6,25 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ood_osdre.baselines.time_networks import FiLM
-from ood_osdre.bases import RBFBasis
-from ood_osdre.networks import MLP, CoefficientNetwork
-from ood_osdre.noises import DDBINoise
+from ood_osdre.models.bases import RBFBasis
+from ood_osdre.models.networks import MLP, CoefficientNetwork
+from ood_osdre.models.ratio import OneStepRatio
+from ood_osdre.models.time_conditioned import FiLM
+from ood_osdre.models.unet import UNetDecoder, UNetEncoder, VectorDecoder, inverse_noise
 from ood_osdre.objectives import (
+    Batch,
     ConditionalJointScoreMatching,
-    Draw,
-    InverseVarianceWeight,
     JointScoreMatching,
-    NoiseVarianceWeight,
     Objective,
     Term,
 )
-from ood_osdre.paths import GaussianPath, Moments
-from ood_osdre.ratio import OneStepRatio
-from ood_osdre.schedules import TrigonometricSchedule
-from ood_osdre.score_networks import UNetDecoder, UNetEncoder, VectorDecoder, inverse_noise
+from ood_osdre.paths.gaussian import GaussianPath, Moments
+from ood_osdre.paths.noises import DDBINoise
+from ood_osdre.paths.schedules import TrigonometricSchedule
+from ood_osdre.paths.weights import InverseVarianceWeight, NoiseVarianceWeight
 from ood_osdre.sections import TrainingConfig
-from ood_osdre.tasks.mixtures import GaussianMixture
-from ood_osdre.training import Trainer
+from ood_osdre.tasks.gaussians import GaussianMixture
+from ood_osdre.training.trainer import Trainer
 
 PATH = GaussianPath(TrigonometricSchedule(), DDBINoise(0.05, 0.05))
 
@@ -111,10 +110,10 @@ def exact_score(x: Tensor, t: float) -> Tensor:
     return torch.autograd.grad(marginal(t).log_density(x).sum(), x)[0]
 
 
-def batches(step: int) -> Draw:
+def batches(step: int) -> Batch:
     g = torch.Generator().manual_seed(step)
     x_0, noise, probe = torch.randn(3, 256, 2, generator=g)
-    return Draw(x_0, DATA.sample(256, g), torch.rand(256, generator=g), noise, probe=probe)
+    return Batch(x_0, DATA.sample(256, g), torch.rand(256, generator=g), noise, probe=probe)
 
 
 @pytest.mark.parametrize("form", ["conditional", pytest.param("sliced", marks=pytest.mark.slow)])
@@ -157,7 +156,7 @@ def test_joint_objective_trains_a_unet_on_images() -> None:
     # Images of noise with two brightnesses: only their mean matters.
     g = torch.Generator().manual_seed(0)
     x_0, x_1, noise, probe = 0.5 * torch.randn(4, 64, 3, 8, 8, generator=g)
-    draw = Draw(x_0 - 0.5, x_1 + 0.5, torch.rand(64, generator=g), 2 * noise, probe=2 * probe)
+    draw = Batch(x_0 - 0.5, x_1 + 0.5, torch.rand(64, generator=g), 2 * noise, probe=2 * probe)
     weight = InverseVarianceWeight(PATH, Moments.of(draw.x_0, draw.x_1))
     term = ConditionalJointScoreMatching(PATH, decoder, weight, form="antithetic")
     options = TrainingConfig(steps=20, batch_size=64, lr=1e-2, warmup=2, ema=0.5, amp="none")

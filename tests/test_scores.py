@@ -1,4 +1,4 @@
-r"""Tests for the ood_osdre.scores module."""
+r"""Tests for the ood_osdre.evaluation.scores module."""
 
 import math
 from pathlib import Path
@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from ood_osdre.errors import UserError
-from ood_osdre.metrics import ood_metrics
-from ood_osdre.scores import Scores, read_scores, write_scores
+from ood_osdre.evaluation.metrics import ood_metrics
+from ood_osdre.evaluation.scores import Scores, read_scores, write_scores
 
 SETS = [("id", "cifar10", 30), ("near", "tin", 20), ("far", "svhn", 5), ("far", "a b", 7)]
 

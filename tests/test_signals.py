@@ -1,9 +1,9 @@
-r"""Tests for the ood_osdre.signals module."""
+r"""Tests for the ood_osdre.training.run module."""
 
 import signal
 import threading
 
-from ood_osdre.signals import caught_signals
+from ood_osdre.training.run import caught_signals
 
 
 def test_signals_are_listed_and_handlers_come_back() -> None:

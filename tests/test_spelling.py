@@ -1,9 +1,9 @@
-r"""Tests for the ood_osdre.spelling module."""
+r"""Tests for the ood_osdre.errors module."""
 
 import pytest
 
 from ood_osdre.config import KEYS
-from ood_osdre.spelling import did_you_mean, nearest
+from ood_osdre.errors import did_you_mean, nearest
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-r"""Tests for the ood_osdre.tables module."""
+r"""Tests for the ood_osdre.evaluation.tables module."""
 
 import csv
 import math
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ood_osdre.metrics import OODMetrics
-from ood_osdre.tables import MetricsTable, aggregate
+from ood_osdre.evaluation.metrics import OODMetrics
+from ood_osdre.evaluation.tables import MetricsTable, aggregate
 
 A = OODMetrics(0.9, 0.2, 0.91, 0.92, 0.3)
 B = OODMetrics(0.7, 0.6, 0.71, 0.72, 0.5)

@@ -22,13 +22,13 @@ from PIL import Image
 
 from ood_osdre.errors import UserError
 from ood_osdre.tasks import __main__ as command_module
-from ood_osdre.tasks import alarms, density, images, mutual_information, planar, reports
 from ood_osdre.tasks.__main__ import main
-from ood_osdre.tasks.images import image_jobs, levels_of
-from ood_osdre.tasks.planar import planar_jobs
-from ood_osdre.tasks.processes import run_jobs
-from ood_osdre.tasks.reports import Row, refuse_other_results, write_report
-from ood_osdre.tasks.tables_density import table_jobs
+from ood_osdre.tasks.suites import density, images, mutual_information, planar, reports
+from ood_osdre.tasks.suites import kl as alarms
+from ood_osdre.tasks.suites.images import image_jobs, levels_of
+from ood_osdre.tasks.suites.planar import planar_jobs
+from ood_osdre.tasks.suites.reports import Row, refuse_other_results, run_jobs, write_report
+from ood_osdre.tasks.suites.tabular import table_jobs
 
 
 def arguments(**given: object) -> argparse.Namespace:
@@ -398,7 +398,7 @@ SCRIPT = """
 import signal
 import sys
 from ood_osdre.errors import exit_status
-from ood_osdre.tasks.processes import run_jobs
+from ood_osdre.tasks.suites.reports import run_jobs
 
 if __name__ == "__main__":
     # A shell has the processes of its background ignore it, and they pass that on.

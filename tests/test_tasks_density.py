@@ -13,34 +13,30 @@ from PIL import Image
 from torch import Tensor
 
 from ood_osdre.errors import UserError
-from ood_osdre.networks import Coefficients
-from ood_osdre.objectives import Draw
-from ood_osdre.ratio import RatioModel
-from ood_osdre.tasks import density as density_command
-from ood_osdre.tasks import images, normal_reference, tables_density
-from ood_osdre.tasks import planar as planar_suite
+from ood_osdre.models.networks import Coefficients
+from ood_osdre.models.ratio import RatioModel
+from ood_osdre.objectives import Batch
+from ood_osdre.tasks import density as normal_reference
 from ood_osdre.tasks.__main__ import main
-from ood_osdre.tasks.density import average
-from ood_osdre.tasks.density_methods import (
+from ood_osdre.tasks.density import log_density
+from ood_osdre.tasks.fit import FitOptions, fit_ratio
+from ood_osdre.tasks.gaussians import GaussianMixture, isotropic
+from ood_osdre.tasks.methods import METHODS
+from ood_osdre.tasks.partition import LogMass, Parts, grid_mass, log_normal
+from ood_osdre.tasks.suites import density as density_command
+from ood_osdre.tasks.suites import images
+from ood_osdre.tasks.suites import planar as planar_suite
+from ood_osdre.tasks.suites import tabular as tables_density
+from ood_osdre.tasks.suites.density import average
+from ood_osdre.tasks.suites.density_methods import (
     PLANAR_METHODS,
     FourierFeatures,
     NormalisedLikelihood,
 )
-from ood_osdre.tasks.estimators import FitOptions, fit_ratio
-from ood_osdre.tasks.images import ImageJob, dequantised, estimate_image, levels_of
-from ood_osdre.tasks.methods import METHODS
-from ood_osdre.tasks.mixtures import GaussianMixture, isotropic
-from ood_osdre.tasks.normal_reference import log_density
-from ood_osdre.tasks.partition import LogMass, grid_mass, log_normal
-from ood_osdre.tasks.planar import (
-    OPTIONS,
-    PlanarJob,
-    draw_pairs_of,
-    estimate_planar,
-)
-from ood_osdre.tasks.tables_density import TableJob, estimate_table
-from ood_osdre.tasks.toy import planar_set
-from ood_osdre.tasks.whitening import Parts
+from ood_osdre.tasks.suites.images import ImageJob, dequantised, estimate_image, levels_of
+from ood_osdre.tasks.suites.planar import OPTIONS, PlanarJob, draw_pairs_of, estimate_planar
+from ood_osdre.tasks.suites.tabular import TableJob, estimate_table
+from ood_osdre.tasks.suites.toy import planar_set
 
 
 class Quadratic(RatioModel):
@@ -57,9 +53,9 @@ class Quadratic(RatioModel):
         return h.squeeze(-1)
 
 
-def draw_of(x_1: Tensor) -> Draw:
+def draw_of(x_1: Tensor) -> Batch:
     noise, probe = torch.randn(2, *x_1.shape)
-    return Draw(torch.full_like(x_1, math.nan), x_1, torch.rand(len(x_1)), noise, probe=probe)
+    return Batch(torch.full_like(x_1, math.nan), x_1, torch.rand(len(x_1)), noise, probe=probe)
 
 
 PROPOSALS = {

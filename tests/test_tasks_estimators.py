@@ -1,4 +1,4 @@
-r"""Tests for the ood_osdre.tasks.estimators, methods and features modules."""
+r"""Tests for the ood_osdre.tasks.fit, methods and features modules."""
 
 import math
 from dataclasses import replace
@@ -8,14 +8,17 @@ import pytest
 import torch
 from torch import Generator, Tensor, nn
 
-from ood_osdre.bases import KERNELS, RBFBasis
 from ood_osdre.errors import UserError
-from ood_osdre.networks import Coefficients
-from ood_osdre.quadrature import composite_rule
-from ood_osdre.ratio import RatioModel
-from ood_osdre.tasks.affine import Affine
-from ood_osdre.tasks.estimators import METHODS, FitOptions, RatioFit, divergence, fit_ratio
-from ood_osdre.tasks.features import OrthonormalBasis, QuadraticFeatures, TimeConditionedFeatures
+from ood_osdre.models.bases import KERNELS, RBFBasis
+from ood_osdre.models.networks import Coefficients
+from ood_osdre.models.ratio import RatioModel
+from ood_osdre.paths.quadrature import composite_rule
+from ood_osdre.tasks.features import (
+    OrthonormalBasis,
+    QuadraticFeatures,
+    TimeConditionedFeatures,
+)
+from ood_osdre.tasks.fit import METHODS, Affine, FitOptions, RatioFit, divergence, fit_ratio
 from ood_osdre.tasks.methods import DonskerVaradhan
 
 QUICK = FitOptions(steps=150, batch_size=256, lr=0.1, backbone="quadratic", size=8, evaluations=20)
@@ -259,10 +262,10 @@ def test_infonce_cannot_exceed_the_logarithm_of_its_batch() -> None:
 
 
 def test_the_loss_of_mine_ignores_constants() -> None:
-    from ood_osdre.objectives import Draw
+    from ood_osdre.objectives import Batch
 
     x = torch.randn(2, 16, 1)
-    draw = Draw(x[0], x[1], torch.zeros(16), x[0])
+    draw = Batch(x[0], x[1], torch.zeros(16), x[0])
     losses = []
     for constant in (0.0, 2.0):
         model = Fixed(constant)

@@ -20,12 +20,12 @@ from torch import Generator, Tensor
 
 from ood_osdre.errors import UserError
 from ood_osdre.resources import find
-from ood_osdre.tasks.dependence import NormalScores, real_values
+from ood_osdre.tasks.dependence import NormalScores
 from ood_osdre.tasks.drift import DriftMonitor
-from ood_osdre.tasks.estimators import FitOptions, RatioFit, divergence, fit_ratio
-from ood_osdre.tasks.information import DEFAULTS, mutual_information
-from ood_osdre.tasks.neighbours import ksg
-from ood_osdre.tasks.tabular import load_table
+from ood_osdre.tasks.fit import FitOptions, RatioFit, divergence, fit_ratio
+from ood_osdre.tasks.information import DEFAULTS, ksg, mutual_information
+from ood_osdre.tasks.rows import real_values
+from ood_osdre.tasks.suites.tables import load_table
 from ood_osdre.tasks.tracking import KLTracker
 
 FEW = replace(DEFAULTS, steps=10, batch_size=64, features=16)

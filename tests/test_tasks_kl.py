@@ -20,13 +20,14 @@ from torch import Generator, Tensor
 from ood_osdre.config import Config
 from ood_osdre.data import load_digits_benchmark
 from ood_osdre.errors import UserError
-from ood_osdre.experiment import train_run
-from ood_osdre.tasks import information, kl, tracking
+from ood_osdre.evaluation.experiment import train_run
+from ood_osdre.tasks import information, tracking
 from ood_osdre.tasks.__main__ import main
 from ood_osdre.tasks.drift import DriftMonitor
-from ood_osdre.tasks.estimators import DrawPairs, RatioFit
+from ood_osdre.tasks.fit import DrawPairs, RatioFit
 from ood_osdre.tasks.gaussians import SCENARIOS, scenario
-from ood_osdre.tasks.kl import QUADRATIC, KLTracker, Tracked, lag
+from ood_osdre.tasks.suites import kl
+from ood_osdre.tasks.suites.kl import QUADRATIC, KLTracker, Tracked, lag
 
 
 @pytest.mark.parametrize(

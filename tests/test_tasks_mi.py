@@ -19,20 +19,25 @@ import torch
 from scipy import integrate, special, stats
 from torch import Generator
 
-from ood_osdre.bases import KERNELS
 from ood_osdre.errors import UserError
+from ood_osdre.models.bases import KERNELS
 from ood_osdre.tasks import information
-from ood_osdre.tasks import neighbours as neighbours_module
+from ood_osdre.tasks import information as neighbours_module
 from ood_osdre.tasks.__main__ import main
 from ood_osdre.tasks.dependence import FAMILIES, NormalScores, dependence_task
 from ood_osdre.tasks.gaussians import correlated_pairs, correlation_of
-from ood_osdre.tasks.information import DEFAULTS, mutual_information
-from ood_osdre.tasks.information_jobs import QUADRATIC, gaussian_jobs, pathological_jobs
-from ood_osdre.tasks.mutual_information import Job, add_arguments, estimate
-from ood_osdre.tasks.neighbours import ksg
+from ood_osdre.tasks.information import DEFAULTS, ksg, mutual_information
+from ood_osdre.tasks.suites.mutual_information import (
+    QUADRATIC,
+    Job,
+    add_arguments,
+    estimate,
+    gaussian_jobs,
+    pathological_jobs,
+)
 
 # The function of its name hides the module from an import of the package's attribute.
-mutual_information_module = importlib.import_module("ood_osdre.tasks.mutual_information")
+mutual_information_module = importlib.import_module("ood_osdre.tasks.suites.mutual_information")
 
 
 @pytest.mark.parametrize(("dim", "nats"), [(40, 10.0), (160, 40.0), (640, 160.0), (6, 0.5)])

@@ -11,9 +11,9 @@ from scipy.stats import multivariate_normal
 
 from ood_osdre.errors import UserError
 from ood_osdre.tasks import fit_density
+from ood_osdre.tasks.density import Density
 from ood_osdre.tasks.methods import FitOptions
-from ood_osdre.tasks.own_density import Density
-from ood_osdre.tasks.tabular import load_table
+from ood_osdre.tasks.suites.tables import load_table
 
 MEAN, COVARIANCE = np.array([3.0, -20.0]), np.array([[4.0, 1.2], [1.2, 0.5]])
 QUICK = {"steps": 150, "batch_size": 256, "features": 32, "depth": 1}

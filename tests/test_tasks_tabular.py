@@ -11,8 +11,8 @@ import yaml
 
 from ood_osdre.errors import UserError
 from ood_osdre.resources import find
-from ood_osdre.tasks import field_tables
-from ood_osdre.tasks.tabular import SHIPPED, load_table, table_names
+from ood_osdre.tasks.suites import table_files as field_tables
+from ood_osdre.tasks.suites.tables import SHIPPED, load_table, table_names
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ood_osdre.tasks.mixtures import GaussianMixture
+from ood_osdre.tasks.gaussians import GaussianMixture
 from ood_osdre.tasks.partition import (
     annealed_mass,
     grid_mass,
@@ -16,7 +16,7 @@ from ood_osdre.tasks.partition import (
     log_normal,
     weights_mass,
 )
-from ood_osdre.tasks.toy import PLANAR_SETS, planar_set
+from ood_osdre.tasks.suites.toy import PLANAR_SETS, planar_set
 
 
 def generator(seed: int = 0) -> torch.Generator:

@@ -1,4 +1,4 @@
-r"""Tests for the ood_osdre.training module, on vectors, where a step costs nothing."""
+r"""Tests for the ood_osdre.training.trainer module, on vectors, where a step costs nothing."""
 
 import json
 import math
@@ -15,34 +15,34 @@ import pytest
 import torch
 from torch import Tensor
 
-from ood_osdre import checkpoints, distributed
-from ood_osdre.bases import RBFBasis
 from ood_osdre.errors import UserError
-from ood_osdre.networks import MLP, CoefficientNetwork
-from ood_osdre.noises import DDBINoise
+from ood_osdre.models.bases import RBFBasis
+from ood_osdre.models.networks import MLP, CoefficientNetwork
+from ood_osdre.models.ratio import OneStepRatio
 from ood_osdre.objectives import (
+    Batch,
     ConditionalScoreMatching,
-    Draw,
     EndPointLoss,
     Objective,
     PathVariance,
 )
-from ood_osdre.paths import GaussianPath, Moments
-from ood_osdre.ratio import OneStepRatio
-from ood_osdre.schedules import KumaraswamySchedule
+from ood_osdre.paths.gaussian import GaussianPath, Moments
+from ood_osdre.paths.noises import DDBINoise
+from ood_osdre.paths.schedules import KumaraswamySchedule
 from ood_osdre.sections import TrainingConfig
-from ood_osdre.training import Trainer
+from ood_osdre.training import checkpoint as checkpoints
+from ood_osdre.training.trainer import Trainer, distributed
 
 OPTIONS = TrainingConfig(
     steps=30, batch_size=32, lr=1e-2, warmup=5, ema=0.9, eval_every=10, checkpoint_every=7
 )
 
 
-def batches(step: int) -> Draw:
+def batches(step: int) -> Batch:
     g = torch.Generator().manual_seed(step)
     x_0, noise = torch.randn(2, 32, 2, generator=g)
     x_1 = torch.randn(32, 2, generator=g) + 1
-    return Draw(x_0, x_1, torch.rand(32, generator=g), noise)
+    return Batch(x_0, x_1, torch.rand(32, generator=g), noise)
 
 
 def validate(ratio: OneStepRatio) -> dict[str, float]:
@@ -139,8 +139,8 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, stop: int) ->
     assert steps == sorted(set(steps))
 
 
-def _raise_at(stop: int) -> Callable[[int], Draw]:
-    def interrupted(step: int) -> Draw:
+def _raise_at(stop: int) -> Callable[[int], Batch]:
+    def interrupted(step: int) -> Batch:
         if step == stop:
             raise KeyboardInterrupt
         return batches(step)
@@ -212,7 +212,7 @@ def test_signals_save_first(tmp_path: Path, number: signal.Signals) -> None:
 def test_a_loss_that_is_not_finite_is_reported_and_not_saved(tmp_path: Path) -> None:
     trainer = make(tmp_path)
 
-    def poisoned(step: int) -> Draw:
+    def poisoned(step: int) -> Batch:
         draw = batches(step)
         return draw._replace(x_0=draw.x_0 * math.nan) if step >= 16 else draw
 

@@ -1,7 +1,7 @@
 r"""Benchmarks on disk and in memory: manifests, lists, decoding, references.
 
 Nothing here imports PyTorch, so that commands can read manifests and report on data at once;
-batches on a device are the business of :mod:`ood_osdre.data.batches`.
+batches on a device are the business of :mod:`ood_osdre.training.batches`.
 """
 
 __all__ = [
@@ -17,5 +17,5 @@ __all__ = [
 
 from .benchmark import BenchmarkData, load_benchmark, load_digits_benchmark
 from .manifests import Manifest, SetSpec, load_manifest
-from .references import hold_out_reference
 from .sets import ImageSet
+from .status import hold_out_reference

@@ -68,7 +68,7 @@ def broaden(images: Tensor, random: Randomness) -> Tensor:
 
     Each family gets its equal share of the batch, whose images should be in random order, and the
     families take turns at random at the shares that are larger by one. The families were chosen
-    to differ from the development sets of :mod:`ood_osdre.data.development`, which select the
+    to differ from the development sets of :mod:`ood_osdre.data.synthetic`, which select the
     model.
 
     Arguments:

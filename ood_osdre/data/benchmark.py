@@ -1,11 +1,20 @@
-r"""Loading of a whole benchmark: whatever of it is present."""
+r"""Loading of a whole benchmark: whatever of it is present.
 
-__all__ = ["BenchmarkData", "load_benchmark", "load_digits_benchmark"]
+What the sets of a benchmark must, and should, have in common: classes, and no images.
+"""
+
+__all__ = [
+    "BenchmarkData",
+    "check_classes",
+    "load_benchmark",
+    "load_digits_benchmark",
+    "warn_of_copies",
+]
 
 import hashlib
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,14 +23,12 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from ..errors import UserError
-from .consistency import check_classes, warn_of_copies
+from ..files import map_array
 from .digits import load_digits_sets
 from .images import cached_array, decode_all, square
 from .manifests import Manifest, load_manifest
-from .references import find_reference, hold_out_reference
-from .sets import ImageSet
-from .sources import map_array
-from .status import REQUIRED, SetStatus, inspect, runnable
+from .sets import ImageSet, shared_images
+from .status import REQUIRED, SetStatus, find_reference, hold_out_reference, inspect, runnable
 
 CACHE = ".ood_osdre_cache"
 
@@ -298,3 +305,34 @@ def explain(manifest: Manifest, data_root: Path, lacking: Sequence[SetStatus]) -
 def checksum(images: NDArray[np.uint8]) -> str:
     r"""Returns the sha256 of pixels."""
     return hashlib.sha256(np.ascontiguousarray(images).data).hexdigest()
+
+
+def check_classes(loaded: Mapping[tuple[str, str], ImageSet]) -> None:
+    r"""Refuses ID images of a class that training never sees."""
+    (largest,) = (s.labels.max() for (role, _), s in loaded.items() if role == "id_train")
+    for (role, _), images in loaded.items():
+        labels = images.labels
+        if count := int((labels > largest).sum()):
+            raise UserError(
+                f"{role}: {count} of {len(labels)} labels are beyond {largest}, the largest of "
+                f"id_train; found {labels.max()}"
+            )
+
+
+def warn_of_copies(
+    statuses: Sequence[SetStatus], loaded: Mapping[tuple[str, str], ImageSet]
+) -> None:
+    r"""Warns of images that a list names twice, and of sets that share images."""
+    for status in statuses:
+        if status.list is not None:
+            copies = len(status.list) - len(set(status.list.names))
+            if copies:
+                log.warning("%s: %d of its entries repeat others", status.path, copies)
+    for one, other, count in shared_images(loaded):
+        log.warning(
+            "%s %s and %s %s share images: %d of the %d of the latter",
+            *one,
+            *other,
+            count,
+            len(loaded[other]),
+        )

@@ -17,8 +17,7 @@ import unicodedata
 from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
-from ..errors import UserError
-from ..spelling import did_you_mean
+from ..errors import UserError, did_you_mean
 
 T = TypeVar("T")
 D = TypeVar("D")

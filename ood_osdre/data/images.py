@@ -39,9 +39,8 @@ from PIL import Image
 from tqdm import tqdm
 
 from ..errors import UserError
-from ..files import atomic_path, sweep
+from ..files import atomic_path, is_regular, map_array, stat, sweep
 from .lists import first
-from .sources import is_regular, map_array, stat
 
 # What Pillow raises for damaged files, depending on their format, and for those of absurd size.
 DAMAGE = (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError)

@@ -31,10 +31,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import UserError
+from ..files import is_folder, is_regular, map_array
 from .images import SLACK, decode_all
 from .lists import list_folder, read_list
 from .sets import ImageSet, group_of
-from .sources import is_folder, is_regular, map_array
 from .values import check_side, to_item, to_labels, to_values
 
 CHUNK = 4096

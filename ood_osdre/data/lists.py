@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import UserError
-from ..files import write_text_atomic
-from .sources import is_regular
+from ..files import is_regular, write_text_atomic
 
 SHOWN = 10
 # More digits than any set has classes, and fewer than an int64 has.

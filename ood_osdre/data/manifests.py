@@ -32,10 +32,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError
+from ..errors import UserError, did_you_mean
 from ..options import read_yaml
 from ..resources import find, names
-from ..spelling import did_you_mean
 from .digits import SETS
 from .fields import as_mapping, channels, keys_of, name_of, names_of, path_of, shown, typed, whole
 
@@ -66,7 +65,7 @@ class Download:
         path: A pattern of image paths, with the fields `split`, `index` (in the split, from 0),
             `label`, `class_name` and `number` (in the class, from 0).
         first: What to add to `index` and `number`.
-        subset: Which images of the split, see :mod:`ood_osdre.data.openood`; None for all.
+        subset: Which images of the split, see :mod:`ood_osdre.data.download`; None for all.
         quality: The quality of JPEG files.
     """
 

@@ -24,13 +24,13 @@ noise are arguments.
 __all__ = [
     "FORMS",
     "LOSSES",
+    "Batch",
     "BridgeWeight",
     "ClassLoss",
     "ConditionalJointScoreMatching",
     "ConditionalScoreMatching",
     "Constant",
     "DataScore",
-    "Draw",
     "EndPointLoss",
     "InverseVarianceTimes",
     "InverseVarianceWeight",
@@ -52,17 +52,17 @@ __all__ = [
     "evaluate",
 ]
 
-from .base import Draw, Objective, PathTerm, Ratio, Term, evaluate
-from .conditional import FORMS, ConditionalScoreMatching
-from .endpoint import LOSSES, ClassLoss, EndPointLoss, OutlierExposure, Shrinkage
-from .joint import ConditionalJointScoreMatching, DataScore, JointScoreMatching
-from .marginal import PathDifference, TimeScoreMatching
-from .times import InverseVarianceTimes, LogitNormalTimes, Times, UniformTimes
-from .variance import PathVariance
-from .weights import (
+from ..paths.times import InverseVarianceTimes, LogitNormalTimes, Times, UniformTimes
+from ..paths.weights import (
     BridgeWeight,
     Constant,
     InverseVarianceWeight,
     NoiseVarianceWeight,
     Weight,
 )
+from .base import Batch, Objective, PathTerm, Ratio, Term, evaluate
+from .conditional import FORMS, ConditionalScoreMatching
+from .endpoint import LOSSES, ClassLoss, EndPointLoss, OutlierExposure, Shrinkage
+from .joint import ConditionalJointScoreMatching, DataScore, JointScoreMatching
+from .marginal import PathDifference, TimeScoreMatching
+from .variance import PathVariance

@@ -19,12 +19,12 @@ The names of the points are a contract, equal names mean equal tensors:
 `path@T`                     the same path at the fixed time :math:`T`
 ============================ ==================================================
 
-Nothing here draws random numbers: they arrive in a :class:`Draw`. No gradient flows through the
+Nothing here draws random numbers: they arrive in a :class:`Batch`. No gradient flows through the
 points, or through a regression target, into the parameters of a learnable path (the path sees to
 that); the only term that trains a path is :class:`ood_osdre.objectives.PathVariance`.
 """
 
-__all__ = ["Draw", "Objective", "PathTerm", "Ratio", "Term", "evaluate"]
+__all__ = ["Batch", "Objective", "PathTerm", "Ratio", "Term", "evaluate"]
 
 import abc
 from collections.abc import Mapping
@@ -33,11 +33,11 @@ from typing import NamedTuple, Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from ..networks import Coefficients
-from ..paths import GaussianPath
+from ..models.networks import Coefficients
+from ..paths.gaussian import GaussianPath
 
 
-class Draw(NamedTuple):
+class Batch(NamedTuple):
     r"""One batch of random draws.
 
     Attributes:
@@ -59,7 +59,7 @@ class Draw(NamedTuple):
 
 
 class Ratio(Protocol):
-    r"""What a term needs of a ratio; :class:`ood_osdre.ratio.OneStepRatio` is one."""
+    r"""What a term needs of a ratio; :class:`ood_osdre.models.ratio.OneStepRatio` is one."""
 
     def coefficients(self, x: Tensor, /) -> Coefficients:
         r"""Returns the network's outputs at `x`, with shape :math:`(B, *)`."""
@@ -78,29 +78,29 @@ class Term(nn.Module, abc.ABC):
     r"""Abstract term of an objective.
 
     Attributes:
-        needs_probe: Whether the term looks at the draw's `probe`.
+        needs_probe: Whether the term looks at the batch's `probe`.
     """
 
     needs_probe = False
 
     @abc.abstractmethod
-    def points(self, draw: Draw) -> dict[str, Tensor]:
+    def points(self, batch: Batch) -> dict[str, Tensor]:
         r"""Returns the points where the term needs the network, by name.
 
         Arguments:
-            draw: The batch.
+            batch: The batch.
 
         Returns:
             Named points, each with shape :math:`(B, *)`.
         """
 
     @abc.abstractmethod
-    def loss(self, ratio: Ratio, draw: Draw, at: Mapping[str, Coefficients]) -> Tensor:
+    def loss(self, ratio: Ratio, batch: Batch, at: Mapping[str, Coefficients]) -> Tensor:
         r"""Returns the loss of each sample.
 
         Arguments:
             ratio: The ratio under training.
-            draw: The batch.
+            batch: The batch.
             at: The network's outputs at the term's points, by name.
 
         Returns:
@@ -119,18 +119,18 @@ class PathTerm(Term):
         super().__init__()
         self.path = path
 
-    def at_time(self, draw: Draw, t: Tensor, sign: float = 1.0) -> Tensor:
-        r"""Returns the draw's path at another time, with noise :math:`\pm z`.
+    def at_time(self, batch: Batch, t: Tensor, sign: float = 1.0) -> Tensor:
+        r"""Returns the batch's path at another time, with noise :math:`\pm z`.
 
         Arguments:
-            draw: The batch.
+            batch: The batch.
             t: The times, with shape :math:`(B)`.
             sign: The factor on the noise, 1 or -1.
 
         Returns:
             The points, with shape :math:`(B, *)`.
         """
-        return self.path.sample(draw.x_0, draw.x_1, t, sign * draw.noise)
+        return self.path.sample(batch.x_0, batch.x_1, t, sign * batch.noise)
 
 
 class Objective(nn.Module):
@@ -147,7 +147,7 @@ class Objective(nn.Module):
             measured, not used.
 
     Attributes:
-        needs_probe: Whether one of the terms looks at the draw's `probe`.
+        needs_probe: Whether one of the terms looks at the batch's `probe`.
 
     Example:
         >>> from ood_osdre.objectives import EndPointLoss, Shrinkage
@@ -177,7 +177,7 @@ class Objective(nn.Module):
         self.weights = {name: float(weight) for name, (weight, _) in terms.items()}
         self.terms = nn.ModuleDict({name: term for name, (_, term) in terms.items()})
 
-    def forward(self, ratio: Ratio, draw: Draw) -> dict[str, Tensor]:
+    def forward(self, ratio: Ratio, batch: Batch) -> dict[str, Tensor]:
         r"""Returns the loss of each term, unweighted, and their weighted sum `total`.
 
         Under autocast the networks run in half precision, but losses do not: outputs are taken to
@@ -185,7 +185,7 @@ class Objective(nn.Module):
 
         Arguments:
             ratio: The ratio under training.
-            draw: The batch.
+            batch: The batch.
 
         Returns:
             The unreduced losses by name, each with shape :math:`(B)`.
@@ -193,14 +193,14 @@ class Objective(nn.Module):
         terms = {name: cast(Term, term) for name, term in self.terms.items()}
         points: dict[str, Tensor] = {}
         for term in terms.values():
-            points = {**term.points(draw), **points}
+            points = {**term.points(batch), **points}
         groups = [{name: x} for name, x in points.items()] if self.separate else [points]
         at = {name: h for group in groups for name, h in evaluate(ratio, group).items()}
 
-        losses = {name: term.loss(ratio, draw, at) for name, term in terms.items()}
+        losses = {name: term.loss(ratio, batch, at) for name, term in terms.items()}
         total = sum(
             (self.weights[name] * loss for name, loss in losses.items()),
-            start=torch.zeros_like(draw.t),
+            start=torch.zeros_like(batch.t),
         )
         return {**losses, "total": total}
 

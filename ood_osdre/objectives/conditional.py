@@ -20,10 +20,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from ..networks import Coefficients
-from ..paths import GaussianPath
-from .base import Draw, PathTerm, Ratio
-from .weights import Constant, Weight
+from ..models.networks import Coefficients
+from ..paths.gaussian import GaussianPath
+from ..paths.weights import Constant, Weight
+from .base import Batch, PathTerm, Ratio
 
 #: The forms of conditional score matching.
 FORMS = ("scalar", "antithetic", "per_dimension", "per_block", "antithetic_per_block")
@@ -76,16 +76,16 @@ class ConditionalScoreMatching(PathTerm):
         if form.startswith("antithetic"):
             self.signs["path-"] = -1.0
 
-    def points(self, draw: Draw) -> dict[str, Tensor]:  # noqa: D102
-        return {name: self.at_time(draw, draw.t, sign) for name, sign in self.signs.items()}
+    def points(self, batch: Batch) -> dict[str, Tensor]:  # noqa: D102
+        return {name: self.at_time(batch, batch.t, sign) for name, sign in self.signs.items()}
 
-    def loss(self, ratio: Ratio, draw: Draw, at: Mapping[str, Coefficients]) -> Tensor:  # noqa: D102
-        scale = self.weight.value(draw.t).sqrt()
+    def loss(self, ratio: Ratio, batch: Batch, at: Mapping[str, Coefficients]) -> Tensor:  # noqa: D102
+        scale = self.weight.value(batch.t).sqrt()
         losses = []
         for name, sign in self.signs.items():
             h = self._outputs(at[name])
-            target = self._target(draw, sign, parts=h.shape[1])
-            residual = scale[:, None] * (ratio.score(h, draw.t) - target)
+            target = self._target(batch, sign, parts=h.shape[1])
+            residual = scale[:, None] * (ratio.score(h, batch.t) - target)
             losses.append(residual.square().sum(dim=1))
         return torch.stack(losses).mean(dim=0)
 
@@ -99,8 +99,8 @@ class ConditionalScoreMatching(PathTerm):
             )
         return at.cells
 
-    def _target(self, draw: Draw, sign: float, parts: int) -> Tensor:
-        x_0, x_1, t, noise = draw.x_0, draw.x_1, draw.t, sign * draw.noise
+    def _target(self, batch: Batch, sign: float, parts: int) -> Tensor:
+        x_0, x_1, t, noise = batch.x_0, batch.x_1, batch.t, sign * batch.noise
 
         if self.form in ("scalar", "antithetic"):
             return self.path.time_score(x_0, x_1, t, noise)[:, None]

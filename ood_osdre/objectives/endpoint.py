@@ -19,9 +19,9 @@ from collections.abc import Callable, Mapping
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..networks import Coefficients
-from ..paths import GaussianPath
-from .base import Draw, Ratio, Term
+from ..models.networks import Coefficients
+from ..paths.gaussian import GaussianPath
+from .base import Batch, Ratio, Term
 
 # The public code of the paper adds these shares of second moments: of the ratio at the reference,
 # of u = sqrt(r) / 2 at both ends.
@@ -107,10 +107,10 @@ class EndTerm(Term):
         self._ends = ("x_0", "x_1") if clean else ("start", "end")
         self.names: tuple[str, ...] = self._ends
 
-    def points(self, draw: Draw) -> dict[str, Tensor]:  # noqa: D102
-        ends = draw.x_0, draw.x_1
+    def points(self, batch: Batch) -> dict[str, Tensor]:  # noqa: D102
+        ends = batch.x_0, batch.x_1
         if self.path is not None and not self.clean:
-            ends = self.path.start(draw.x_0, draw.noise), self.path.end(draw.x_1, draw.noise)
+            ends = self.path.start(batch.x_0, batch.noise), self.path.end(batch.x_1, batch.noise)
         points = dict(zip(self._ends, ends, strict=True))
         return {name: points[name] for name in self.names}
 
@@ -197,7 +197,7 @@ class EndPointLoss(EndTerm):
             raise ValueError(f"'cap' should be positive, got {cap}.")
         self.kind, self.cap = loss, cap
 
-    def loss(self, ratio: Ratio, draw: Draw, at: Mapping[str, Coefficients]) -> Tensor:  # noqa: D102
+    def loss(self, ratio: Ratio, batch: Batch, at: Mapping[str, Coefficients]) -> Tensor:  # noqa: D102
         f_0, f_1 = (ratio.log_ratio_of(at[name].total) for name in self.names)
         return LOSSES[self.kind](f_0, f_1, self.cap)
 
@@ -224,17 +224,17 @@ class ClassLoss(EndTerm):
         self.names = self.names[1:]
         self.label_smoothing = label_smoothing
 
-    def loss(self, ratio: Ratio, draw: Draw, at: Mapping[str, Coefficients]) -> Tensor:  # noqa: D102
+    def loss(self, ratio: Ratio, batch: Batch, at: Mapping[str, Coefficients]) -> Tensor:  # noqa: D102
         logits = at[self.names[0]].logits
         if logits is None:
             raise ValueError(
                 "The class term needs a network with a class head, got none: "
                 "build it with classes > 0."
             )
-        if draw.label is None:
-            raise ValueError("The class term needs 'label' in the draw, got None.")
+        if batch.label is None:
+            raise ValueError("The class term needs 'label' in the batch, got None.")
         return F.cross_entropy(
-            logits, draw.label, label_smoothing=self.label_smoothing, reduction="none"
+            logits, batch.label, label_smoothing=self.label_smoothing, reduction="none"
         )
 
 
@@ -257,7 +257,7 @@ class OutlierExposure(EndTerm):
         super().__init__(path, clean)
         self.names = self.names[:1]
 
-    def loss(self, ratio: Ratio, draw: Draw, at: Mapping[str, Coefficients]) -> Tensor:  # noqa: D102
+    def loss(self, ratio: Ratio, batch: Batch, at: Mapping[str, Coefficients]) -> Tensor:  # noqa: D102
         logits = at[self.names[0]].logits
         if logits is None:
             raise ValueError("Outlier exposure needs a network with a class head, got none.")
@@ -276,6 +276,6 @@ class Shrinkage(EndTerm):
         clean: Whether to use the clean ends in place of the dequantised ones.
     """
 
-    def loss(self, ratio: Ratio, draw: Draw, at: Mapping[str, Coefficients]) -> Tensor:  # noqa: D102
+    def loss(self, ratio: Ratio, batch: Batch, at: Mapping[str, Coefficients]) -> Tensor:  # noqa: D102
         f_0, f_1 = (ratio.log_ratio_of(at[name].total) for name in self.names)
         return (f_0**2 + f_1**2) / 2

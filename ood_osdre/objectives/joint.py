@@ -12,13 +12,13 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from ..networks import Coefficients
-from ..paths import GaussianPath
-from .base import Draw, Ratio
+from ..models.networks import Coefficients
+from ..paths.gaussian import GaussianPath
+from ..paths.times import Times
+from ..paths.weights import Weight
+from .base import Batch, Ratio
 from .conditional import ConditionalScoreMatching
 from .marginal import TimeScoreMatching
-from .times import Times
-from .weights import Weight
 
 #: A network from points (B, *) and times (B,) to data scores (B, *).
 DataScore: TypeAlias = nn.Module | Callable[[Tensor, Tensor], Tensor]
@@ -65,19 +65,19 @@ class JointScoreMatching(TimeScoreMatching):
         self.data_score = data_score
         self.balance = balance
 
-    def loss(self, ratio: Ratio, draw: Draw, at: Mapping[str, Coefficients]) -> Tensor:  # noqa: D102
-        if draw.probe is None:
-            raise ValueError("Sliced score matching needs 'probe' in the draw, got None.")
+    def loss(self, ratio: Ratio, batch: Batch, at: Mapping[str, Coefficients]) -> Tensor:  # noqa: D102
+        if batch.probe is None:
+            raise ValueError("Sliced score matching needs 'probe' in the batch, got None.")
 
         with torch.enable_grad():
-            x_t = self.at_time(draw, draw.t).detach().requires_grad_()
-            score = self.data_score(x_t, draw.t).to(x_t)
+            x_t = self.at_time(batch, batch.t).detach().requires_grad_()
+            score = self.data_score(x_t, batch.t).to(x_t)
             # grad(v . s) = J^T v, and (J^T v) . v = v^T J v: one backward pass for the slice.
-            (slope,) = torch.autograd.grad((draw.probe * score).sum(), x_t, create_graph=True)
+            (slope,) = torch.autograd.grad((batch.probe * score).sum(), x_t, create_graph=True)
 
-        data = score.square() + 2 * draw.probe * slope
-        weight = self.balance * self.weight.value(draw.t)
-        return super().loss(ratio, draw, at) + weight * data.flatten(1).sum(dim=1)
+        data = score.square() + 2 * batch.probe * slope
+        weight = self.balance * self.weight.value(batch.t)
+        return super().loss(ratio, batch, at) + weight * data.flatten(1).sum(dim=1)
 
 
 class ConditionalJointScoreMatching(ConditionalScoreMatching):
@@ -106,9 +106,9 @@ class ConditionalJointScoreMatching(ConditionalScoreMatching):
         self.data_score = data_score
         self.balance = balance
 
-    def loss(self, ratio: Ratio, draw: Draw, at: Mapping[str, Coefficients]) -> Tensor:  # noqa: D102
-        x_t = self.at_time(draw, draw.t)
-        sigma = self.path.rates(draw.t).v.detach().sqrt()
-        score = self.data_score(x_t, draw.t).flatten(1)
-        data = (sigma[:, None] * score + draw.noise.flatten(1)).square().mean(dim=1)
-        return super().loss(ratio, draw, at) + self.balance * data
+    def loss(self, ratio: Ratio, batch: Batch, at: Mapping[str, Coefficients]) -> Tensor:  # noqa: D102
+        x_t = self.at_time(batch, batch.t)
+        sigma = self.path.rates(batch.t).v.detach().sqrt()
+        score = self.data_score(x_t, batch.t).flatten(1)
+        data = (sigma[:, None] * score + batch.noise.flatten(1)).square().mean(dim=1)
+        return super().loss(ratio, batch, at) + self.balance * data

@@ -13,11 +13,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from ..networks import Coefficients
-from ..paths import GaussianPath
-from .base import Draw, PathTerm, Ratio
-from .times import Times, UniformTimes
-from .weights import Constant, Weight
+from ..models.networks import Coefficients
+from ..paths.gaussian import GaussianPath
+from ..paths.times import Times, UniformTimes
+from ..paths.weights import Constant, Weight
+from .base import Batch, PathTerm, Ratio
 
 
 class TimeScoreMatching(PathTerm):
@@ -72,29 +72,29 @@ class TimeScoreMatching(PathTerm):
         self.low_point = "start" if times.low == 0 else f"path@{times.low:g}"
         self.high_point = "end" if times.high == 1 else f"path@{times.high:g}"
 
-    def points(self, draw: Draw) -> dict[str, Tensor]:  # noqa: D102
-        low, high = self._ends(draw)
+    def points(self, batch: Batch) -> dict[str, Tensor]:  # noqa: D102
+        low, high = self._ends(batch)
         return {
-            self.low_point: self.at_time(draw, low),
-            self.high_point: self.at_time(draw, high),
-            "path": self.at_time(draw, draw.t),
+            self.low_point: self.at_time(batch, low),
+            self.high_point: self.at_time(batch, high),
+            "path": self.at_time(batch, batch.t),
         }
 
-    def loss(self, ratio: Ratio, draw: Draw, at: Mapping[str, Coefficients]) -> Tensor:  # noqa: D102
+    def loss(self, ratio: Ratio, batch: Batch, at: Mapping[str, Coefficients]) -> Tensor:  # noqa: D102
         h = at["path"].total
-        low, high = self._ends(draw)
+        low, high = self._ends(batch)
         return time_score_loss(
             self.weight,
             self.times,
-            draw.t,
-            s=ratio.score(h, draw.t),
-            derivative=ratio.score_derivative(h, draw.t),
+            batch.t,
+            s=ratio.score(h, batch.t),
+            derivative=ratio.score_derivative(h, batch.t),
             s_low=ratio.score(at[self.low_point].total, low),
             s_high=ratio.score(at[self.high_point].total, high),
         )
 
-    def _ends(self, draw: Draw) -> tuple[Tensor, Tensor]:
-        return torch.full_like(draw.t, self.times.low), torch.full_like(draw.t, self.times.high)
+    def _ends(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        return torch.full_like(batch.t, self.times.low), torch.full_like(batch.t, self.times.high)
 
 
 def time_score_loss(
@@ -170,23 +170,23 @@ class PathDifference(PathTerm):
         self.delta = delta
         self.later, self.earlier = f"path+{delta:g}", f"path-{delta:g}"
 
-    def points(self, draw: Draw) -> dict[str, Tensor]:  # noqa: D102
-        later, earlier = self._times(draw)
+    def points(self, batch: Batch) -> dict[str, Tensor]:  # noqa: D102
+        later, earlier = self._times(batch)
         return {
-            "path": self.at_time(draw, draw.t),
-            self.later: self.at_time(draw, later),
-            self.earlier: self.at_time(draw, earlier),
+            "path": self.at_time(batch, batch.t),
+            self.later: self.at_time(batch, later),
+            self.earlier: self.at_time(batch, earlier),
         }
 
-    def loss(self, ratio: Ratio, draw: Draw, at: Mapping[str, Coefficients]) -> Tensor:  # noqa: D102
-        later, earlier = self._times(draw)
-        weight = self.weight.value(draw.t)
+    def loss(self, ratio: Ratio, batch: Batch, at: Mapping[str, Coefficients]) -> Tensor:  # noqa: D102
+        later, earlier = self._times(batch)
+        weight = self.weight.value(batch.t)
         # The score is affine in h, so the difference is taken before the inner product.
-        change = ratio.score(at[self.later].total - at[self.earlier].total, draw.t)
-        s = ratio.score(at["path"].total, draw.t)
+        change = ratio.score(at[self.later].total - at[self.earlier].total, batch.t)
+        s = ratio.score(at["path"].total, batch.t)
         return weight * s**2 - 2 * weight * change / (later - earlier)
 
-    def _times(self, draw: Draw) -> tuple[Tensor, Tensor]:
+    def _times(self, batch: Batch) -> tuple[Tensor, Tensor]:
         low, high = self.path.t_range
-        later, earlier = draw.t + self.delta, draw.t - self.delta
+        later, earlier = batch.t + self.delta, batch.t - self.delta
         return later.clamp(max=high), earlier.clamp(min=low)

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..networks import Coefficients
-from ..paths import GaussianPath, Moments
-from ..quadrature import composite_rule
-from .base import Draw, PathTerm, Ratio
+from ..models.networks import Coefficients
+from ..paths.gaussian import GaussianPath, Moments
+from ..paths.quadrature import composite_rule
+from .base import Batch, PathTerm, Ratio
 
 
 class PathVariance(PathTerm):
@@ -19,7 +19,7 @@ class PathVariance(PathTerm):
 
     The loss is its logarithm, :math:`\log \frac{1}{b - a} \int_a^b V(t) \, dt`. Conditional score
     matching at the optimum leaves the noise of its target, which :math:`V` bounds. The term looks
-    at the path's rates and the moments of the data, not at the draw: the integral is a
+    at the path's rates and the moments of the data, not at the batch: the integral is a
     Gauss--Legendre rule, the same for all samples, and its gradient is exact. The logarithm keeps
     the gradient at order one where :math:`V` is in the millions, and moves no minimum.
 
@@ -29,7 +29,7 @@ class PathVariance(PathTerm):
         size: The number of nodes.
 
     See Also:
-        :class:`ood_osdre.schedules.KumaraswamySchedule`
+        :class:`ood_osdre.paths.schedules.KumaraswamySchedule`
     """
 
     def __init__(self, path: GaussianPath, moments: Moments, size: int = 128) -> None:
@@ -41,12 +41,12 @@ class PathVariance(PathTerm):
         low, high = path.t_range
         self._nodes = low + (high - low) * nodes
 
-    def points(self, draw: Draw) -> dict[str, Tensor]:  # noqa: D102
+    def points(self, batch: Batch) -> dict[str, Tensor]:  # noqa: D102
         return {}
 
-    def loss(self, ratio: Ratio, draw: Draw, at: Mapping[str, Coefficients]) -> Tensor:  # noqa: D102
-        nodes = torch.as_tensor(self._nodes).to(draw.t)
-        weights = torch.as_tensor(self._weights).to(draw.t)
+    def loss(self, ratio: Ratio, batch: Batch, at: Mapping[str, Coefficients]) -> Tensor:  # noqa: D102
+        nodes = torch.as_tensor(self._nodes).to(batch.t)
+        weights = torch.as_tensor(self._weights).to(batch.t)
         # Not a matrix product, which autocast would take to half precision.
         variance = (weights * self.path.moment_variance(nodes, self.moments)).sum()
-        return variance.log().expand_as(draw.t)
+        return variance.log().expand_as(batch.t)

@@ -20,13 +20,13 @@ from torch import Tensor, nn
 
 from ..data.inputs import SLACK
 from ..data.preprocess import Preprocess
-from ..detector import OneStepDetector
+from ..detectors.feature_ratio import FeatureRatio, FeatureRatioOptions
+from ..detectors.one_step import OneStepDetector
 from ..errors import UserError
-from ..experiment import Scorer
-from ..extraction import evaluating
-from ..feature_ratio import FeatureRatio, FeatureRatioOptions
-from ..guards import check_inputs, check_log_ratios
-from ..ratio import RatioModel
+from ..evaluation.experiment import Scorer
+from ..models.frozen import evaluating
+from ..models.guards import check_inputs, check_log_ratios
+from ..models.ratio import RatioModel
 
 try:
     from pytorch_ood.api import (
@@ -72,8 +72,8 @@ class OneStepRatioDetector(Detector):
     r"""The negated log-ratio of a one-step ratio; larger = more OOD.
 
     Arguments:
-        model: A :class:`~ood_osdre.detector.OneStepDetector`, fitted or to be fitted, or a
-            :class:`~ood_osdre.experiment.Scorer`: these take *pixels*, floats in
+        model: A :class:`~ood_osdre.detectors.one_step.OneStepDetector`, fitted or to be fitted, or a
+            :class:`~ood_osdre.evaluation.experiment.Scorer`: these take *pixels*, floats in
             :math:`[0, 1]` as `ToTensor` makes them, and apply their own statistics. Or a bare
             ratio, which takes network inputs.
 
@@ -182,7 +182,7 @@ class FeatureRatioDetector(FeaturesDetector):
             :meth:`fit_features` and :meth:`predict_features` alone. A module is evaluated in
             evaluation mode, and left as it is.
         options: The head and its training, see
-            :class:`~ood_osdre.feature_ratio.FeatureRatioOptions`.
+            :class:`~ood_osdre.detectors.feature_ratio.FeatureRatioOptions`.
     """
 
     info = _info()

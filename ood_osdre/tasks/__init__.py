@@ -1,27 +1,35 @@
 r"""Tasks that need a ratio itself: density, KL and mutual information, each beside its truth.
 
-For data of your own: :func:`fit_density`, :class:`KLTracker` and :class:`DriftMonitor` from here,
-and :func:`ood_osdre.tasks.mutual_information.mutual_information`. They are looked up on first use,
-so that `--help` does not wait for torch.
+For data of your own: :func:`fit_density`, :func:`mutual_information`, :class:`KLTracker` and
+:class:`DriftMonitor`. They are imported on first use, so that `--help` does not wait for torch.
 """
 
-__all__ = ["Density", "DriftMonitor", "FitOptions", "KLTracker", "fit_density"]
+__all__ = [
+    "Density",
+    "DriftMonitor",
+    "FitOptions",
+    "KLTracker",
+    "fit_density",
+    "mutual_information",
+]
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .density import Density, fit_density
     from .drift import DriftMonitor
+    from .information import mutual_information
     from .methods import FitOptions
-    from .own_density import Density, fit_density
     from .tracking import KLTracker
 
 _HOMES = {
-    "Density": "own_density",
+    "Density": "density",
     "DriftMonitor": "drift",
     "FitOptions": "methods",
     "KLTracker": "tracking",
-    "fit_density": "own_density",
+    "fit_density": "density",
+    "mutual_information": "information",
 }
 
 

@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(task: str, arguments: Sequence[str]) -> int:
-    module = importlib.import_module(f".{TASKS[task][0]}", __package__)
+    module = importlib.import_module(f".suites.{TASKS[task][0]}", __package__)
     inner = argparse.ArgumentParser(
         prog=f"python -m ood_osdre.tasks {task}",
         description=module.__doc__,

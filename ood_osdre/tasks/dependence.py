@@ -31,9 +31,6 @@ __all__ = [
     "DependenceTask",
     "NormalScores",
     "dependence_task",
-    "finite_rows",
-    "real_values",
-    "repetition",
 ]
 
 import math
@@ -42,21 +39,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from scipy.special import digamma
 from torch import Generator, Tensor
-
-from ..errors import UserError
 
 Sampler = Callable[[int, Generator], tuple[Tensor, Tensor]]
 
 # The largest number in double precision, and the least above zero.
 LARGEST, LEAST = torch.finfo(torch.float64).max, 5e-324
 
-
-# A column that repeats one value in a larger share of rows, or has a smaller share of distinct
-# values, is discrete.
-MOST_REPEATED, LEAST_DISTINCT = 0.05, 0.1
 
 # Of the gamma variables of `gamma-exp`.
 LEAST_SHAPE = 0.2
@@ -90,77 +80,6 @@ class DependenceTask:
         x, y = self.sample(n, generator)
         first, second = self.sample(n, generator), self.sample(n, generator)
         return torch.cat([first[0], second[1]], dim=1), torch.cat([x, y], dim=1)
-
-
-def real_values(name: str, values: object) -> NDArray[np.float64]:
-    r"""Returns a user's numbers in double precision, or says why they are none.
-
-    Arguments:
-        name: What to call them in errors.
-        values: An array or what makes one, or a tensor on any device, of any real type.
-
-    Raises:
-        UserError: If a value is masked, or they are no real numbers, as dates and complex ones.
-    """
-    if isinstance(values, Tensor) and not values.is_complex():
-        values = values.detach().cpu().double().numpy()
-    if np.ma.is_masked(values):
-        count = int(np.ma.count_masked(values))
-        raise UserError(f"{name}: {count} values are masked, expected an array without a mask.")
-    try:
-        array = np.asarray(values)
-        if array.dtype.kind in "fiubO":
-            return array.astype(np.float64)
-    except (TypeError, ValueError, RuntimeError):
-        raise UserError(f"{name}: expected numbers, {_something_else(values)}.") from None
-    raise UserError(f"{name}: expected numbers, got dtype {array.dtype}.")
-
-
-def finite_rows(name: str, values: object) -> NDArray[np.float64]:
-    r"""Returns a user's rows, or says why they are none.
-
-    Arguments:
-        name: What to call them in errors.
-        values: Numbers with shape :math:`(n)` or :math:`(n, d)`, see :func:`real_values`.
-
-    Returns:
-        The rows, with shape :math:`(n, d)`.
-
-    Raises:
-        UserError: If they are no numbers, masked, none at all, of another shape, or not finite.
-    """
-    array = real_values(name, values)
-    if array.ndim == 1:
-        array = array[:, None]
-    if array.ndim != 2 or not array.size:
-        raise UserError(f"{name}: got shape {array.shape}, expected (n,) or (n, d).")
-    bad = int((~np.isfinite(array)).any(axis=1).sum())
-    if bad:
-        raise UserError(f"{name}: {bad} of {len(array)} rows hold NaN or infinity, expected none.")
-    return array
-
-
-def _something_else(values: object) -> str:
-    r"""Returns where a user's values hold no numbers, of a data frame the column."""
-    columns, dtypes = (getattr(values, name, ()) for name in ("columns", "dtypes"))
-    for column, dtype in zip(columns, dtypes, strict=False):
-        if getattr(dtype, "kind", "O") not in "fiub":
-            return f"column {column!r} holds {dtype}"
-    return "got something else"
-
-
-def repetition(column: NDArray[np.float64]) -> str | None:
-    r"""Returns how a column repeats its values, if it does so like a discrete one, else None.
-
-    Arguments:
-        column: The values, with shape :math:`(n)`.
-    """
-    n, counts = len(column), np.unique(column, return_counts=True)[1]
-    if len(counts) < LEAST_DISTINCT * n:
-        return f"has {len(counts)} distinct values among {n} rows"
-    if counts.max() > MOST_REPEATED * n:
-        return f"repeats one value in {counts.max()} of {n} rows"
-    return None
 
 
 class NormalScores:

@@ -44,8 +44,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtri
 
 from ..errors import UserError
-from ..metrics import check_scores
-from .dependence import real_values
+from ..evaluation.metrics import check_scores
+from .rows import real_values
 
 # The shifts of the normal score, in standard deviations, that the statistic bets on.
 SHIFTS = (-2.0, -1.0, -0.5, -0.25, 0.25, 0.5, 1.0, 2.0)

@@ -6,15 +6,18 @@ conditioning of the regression: features have unit variance under a standard nor
 :class:`OrthonormalBasis` does the same for the functions of the time.
 """
 
-__all__ = ["OrthonormalBasis", "QuadraticFeatures", "TimeConditionedFeatures"]
+__all__ = [
+    "OrthonormalBasis",
+    "QuadraticFeatures",
+    "TimeConditionedFeatures",
+]
 
 import math
 
 import torch
 from torch import Tensor, nn
 
-from ..bases import RBFBasis, TemporalBasis
-from ..conditioning import gram_matrix
+from ..models.bases import RBFBasis, TemporalBasis, gram_matrix
 
 
 class QuadraticFeatures(nn.Module):
@@ -54,7 +57,7 @@ class OrthonormalBasis(TemporalBasis):
 
     With :math:`G = \int_0^1 g(t) \, g(t)^\top dt` at construction, the functions are
     :math:`\sqrt{K} \, (G + \delta I)^{-1/2} g(t)`; the factor meets the :math:`K^{-1/2}` of
-    :class:`ood_osdre.ratio.OneStepRatio`. They span the same functions, so the model is the same;
+    :class:`ood_osdre.models.ratio.OneStepRatio`. They span the same functions, so the model is the same;
     but a gradient step now moves all of them alike, where the wide atoms of the basis itself are
     nearly equal and their differences learn thousands of times more slowly. Directions with
     eigenvalues far below :math:`\delta` stay small.

@@ -14,9 +14,27 @@ network finds some of its own.
 Variables have to be continuous. Of values that repeat, an interpolating ratio finds more than
 there is, without a sign of it, so a column is refused if more than a twentieth of the rows share
 one value, or there are fewer distinct values than a tenth of the rows.
+
+Mutual information from nearest neighbours, the rival that is not a ratio.
+
+:func:`ksg` is the first estimator of Kraskov et al. (2004): with :math:`\epsilon_i` the distance
+of point :math:`i` to its :math:`k`-th neighbour in the maximum norm of both variables, and
+:math:`n_{x, i}`, :math:`n_{y, i}` the numbers of other points that are strictly closer than
+:math:`\epsilon_i` in one of them,
+
+.. math:: \hat I = \psi(k) + \psi(n) - \frac{1}{n} \sum_i \left[ \psi(n_{x, i} + 1)
+    + \psi(n_{y, i} + 1) \right] .
+
+Pairs of scalars are left to scikit-learn. The norm weighs coordinates by their scale, so both
+bring them to unit variance first; monotone maps of coordinates, such as normal scores
+(:class:`ood_osdre.tasks.dependence.NormalScores`), are the caller's.
+
+References:
+    | Estimating Mutual Information (Kraskov et al., 2004)
+    | https://arxiv.org/abs/cond-mat/0305641
 """
 
-__all__ = ["Information", "check_method", "check_variables", "mutual_information"]
+__all__ = ["Information", "check_method", "check_variables", "ksg", "mutual_information"]
 
 import logging
 import math
@@ -26,14 +44,18 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
+from scipy.spatial import KDTree
+from scipy.special import digamma
 from scipy.stats import rankdata
+from sklearn.feature_selection import mutual_info_regression
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
 from ..errors import UserError
-from .dependence import NormalScores, finite_rows, repetition
-from .estimators import METHODS, DrawPairs, FitOptions, RatioFit, fit_ratio
+from .dependence import NormalScores
+from .fit import METHODS, DrawPairs, FitOptions, RatioFit, fit_ratio
 from .methods import Options, settled
+from .rows import finite_rows, real_values, repetition
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +117,7 @@ def mutual_information(
     Arguments:
         x: The first variable, numbers with shape :math:`(n)` or :math:`(n, d_x)`.
         y: The second variable, numbers with shape :math:`(n)` or :math:`(n, d_y)`.
-        method: One of the keys of :data:`ood_osdre.tasks.estimators.METHODS` that estimates a
+        method: One of the keys of :data:`ood_osdre.tasks.fit.METHODS` that estimates a
             log-ratio: neither InfoNCE nor MINE, whose critic is one only up to a constant.
         options: How the ratio is fitted: options by name that differ from the defaults of this
             module, such as `{"steps": 2000}`, or :class:`ood_osdre.tasks.methods.FitOptions`.
@@ -282,3 +304,82 @@ def _shuffled(rows: Tensor, size: int) -> DrawPairs:
         return torch.cat([rows[i, :size], rows[j, size:]], dim=1), rows[k]
 
     return draw
+
+
+# Noise that tells equal points apart, relative to a column's scale; scikit-learn's own.
+JITTER = 1e-10
+
+
+def ksg(x: ArrayLike, y: ArrayLike, neighbours: int = 3) -> float:
+    r"""Estimates the mutual information of two variables from nearest neighbours.
+
+    In more than a few dimensions the estimate is too small: neighbours are far away.
+
+    Arguments:
+        x: The first variable, with shape :math:`(n)` or :math:`(n, d_x)`.
+        y: The second variable, with shape :math:`(n)` or :math:`(n, d_y)`.
+        neighbours: The number :math:`k` of neighbours.
+
+    Returns:
+        The estimate, in nats, never negative.
+
+    Raises:
+        UserError: If a value is no real number, NaN, infinite or masked.
+        ValueError: If shapes do not match, or there are not more pairs than neighbours.
+        TypeError: If `neighbours` is no whole number.
+
+    Example:
+        >>> x = np.random.default_rng(0).normal(size=(500, 2))
+        >>> ksg(x, x + 0.1) > 3
+        True
+    """
+    if not isinstance(neighbours, int | np.integer):
+        raise TypeError(f"'neighbours' should be a whole number, got {neighbours!r}.")
+    first, second = _matrix("x", x), _matrix("y", y)
+    n = len(first)
+    if len(second) != n or n <= neighbours or neighbours < 1:
+        raise ValueError(
+            f"Expected more pairs than 'neighbours' of at least 1, got {n} and {len(second)} "
+            f"rows and {neighbours}."
+        )
+    if first.shape[1] == second.shape[1] == 1:
+        values = mutual_info_regression(
+            first, second.ravel(), n_neighbors=neighbours, random_state=0
+        )
+        return float(values[0])
+    return _several(first, second, neighbours)
+
+
+def _matrix(name: str, values: ArrayLike) -> NDArray[np.float64]:
+    array = real_values(name, values)
+    if array.ndim == 1:
+        array = array[:, None]
+    if array.ndim != 2 or not array.size:
+        raise ValueError(f"{name!r} should have shape (n) or (n, d), got {array.shape}.")
+    bad = int((~np.isfinite(array)).any(axis=1).sum())
+    if bad:
+        raise UserError(f"{name}: {bad} of {len(array)} rows hold NaN or infinity, expected none.")
+    # To size one, or the squares of a variance may overflow or vanish.
+    peak = np.abs(array).max(axis=0)
+    return array / np.where(peak > 0, peak, 1.0)
+
+
+def _several(x: NDArray[np.float64], y: NDArray[np.float64], neighbours: int) -> float:
+    rng = np.random.default_rng(0)
+    x, y = _scaled(x, rng), _scaled(y, rng)
+    both = np.hstack([x, y])
+    distances, _ = KDTree(both).query(both, neighbours + 1, p=np.inf)
+    # Strictly closer: the largest number below the distance.
+    radii = np.nextafter(distances[:, -1], 0)
+    # Counts hold the point itself, which is the + 1 of the formula.
+    counts = [
+        KDTree(part).query_ball_point(part, radii, p=np.inf, return_length=True) for part in (x, y)
+    ]
+    sums = digamma(counts[0]) + digamma(counts[1])
+    return max(0.0, float(digamma(neighbours) + digamma(len(x)) - sums.mean()))
+
+
+def _scaled(x: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.float64]:
+    scale = x.std(axis=0)
+    x = (x - x.mean(axis=0)) / np.where(scale > 0, scale, 1.0)
+    return x + JITTER * rng.normal(size=x.shape)

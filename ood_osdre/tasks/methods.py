@@ -21,23 +21,15 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 from torch import Tensor, nn
 
-from ..baselines import (
-    DirectRatio,
-    TimeConditionedConditionalMatching,
-    TimeConditionedMLP,
-    TimeConditionedRatio,
-    TimeConditionedScoreMatching,
-)
-from ..bases import RBFBasis
-from ..devices import find_device
-from ..errors import UserError
-from ..networks import MLP, CoefficientNetwork, Coefficients
-from ..noises import DDBINoise
+from ..errors import UserError, did_you_mean
+from ..models.bases import RBFBasis
+from ..models.networks import MLP, CoefficientNetwork, Coefficients
+from ..models.ratio import DirectRatio, OneStepRatio, RatioModel
+from ..models.time_conditioned import TimeConditionedMLP, TimeConditionedRatio
 from ..objectives import (
+    Batch,
     ConditionalScoreMatching,
-    Draw,
     EndPointLoss,
-    InverseVarianceWeight,
     Objective,
     PathDifference,
     Ratio,
@@ -45,10 +37,15 @@ from ..objectives import (
     TimeScoreMatching,
 )
 from ..objectives.endpoint import EndTerm, capped_exp
+from ..objectives.time_conditioned import (
+    TimeConditionedConditionalMatching,
+    TimeConditionedScoreMatching,
+)
 from ..options import Range, Section, option_types
-from ..paths import GaussianPath, Moments
-from ..ratio import OneStepRatio, RatioModel
-from ..spelling import did_you_mean
+from ..paths.gaussian import GaussianPath, Moments
+from ..paths.noises import DDBINoise
+from ..paths.weights import InverseVarianceWeight
+from ..training.distributed import find_device
 from .features import OrthonormalBasis, QuadraticFeatures, TimeConditionedFeatures
 
 Count: TypeAlias = Annotated[int, Range(1)]
@@ -184,7 +181,7 @@ class Method:
         objective: Builds the objective.
         kernel: Whether it has a temporal basis.
         solver: Whether inference takes `evaluations` network evaluations rather than one.
-        bound: How a divergence is read off, see :func:`ood_osdre.tasks.estimators.divergence`.
+        bound: How a divergence is read off, see :func:`ood_osdre.tasks.fit.divergence`.
     """
 
     label: str
@@ -205,7 +202,7 @@ class DonskerVaradhan(EndTerm):
         | https://arxiv.org/abs/1801.04062
     """
 
-    def loss(self, ratio: Ratio, draw: Draw, at: Mapping[str, Coefficients]) -> Tensor:
+    def loss(self, ratio: Ratio, draw: Batch, at: Mapping[str, Coefficients]) -> Tensor:
         f_0, f_1 = (ratio.log_ratio_of(at[name].total) for name in self.names)
         return f_0.logsumexp(dim=0) - math.log(len(f_0)) - f_1
 
@@ -228,7 +225,7 @@ class VariationalBound(EndTerm):
         super().__init__(clean=True)
         self.cap = cap
 
-    def loss(self, ratio: Ratio, draw: Draw, at: Mapping[str, Coefficients]) -> Tensor:
+    def loss(self, ratio: Ratio, draw: Batch, at: Mapping[str, Coefficients]) -> Tensor:
         f_0, f_1 = (ratio.log_ratio_of(at[name].total) for name in self.names)
         return capped_exp(f_0, self.cap) - f_1
 

@@ -18,12 +18,11 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Generator, Tensor
 
-from ..data.batches import step_generator
-from ..errors import UserError
-from ..spelling import did_you_mean
-from .dependence import finite_rows
-from .estimators import METHODS, TEST, DrawPairs, FitOptions, RatioFit, divergence, fit_ratio
+from ..errors import UserError, did_you_mean
+from ..training.batches import step_generator
+from .fit import METHODS, TEST, DrawPairs, FitOptions, RatioFit, divergence, fit_ratio
 from .methods import Options, settled
+from .rows import finite_rows
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +62,7 @@ class KLTracker:
 
     Arguments:
         dim: The dimension :math:`d`.
-        method: One of the keys of :data:`ood_osdre.tasks.estimators.METHODS`.
+        method: One of the keys of :data:`ood_osdre.tasks.fit.METHODS`.
         options: How the ratio is fitted at every step: options by name that differ from the
             defaults, such as `{"backbone": "quadratic"}`, or
             :class:`ood_osdre.tasks.methods.FitOptions`; seeds count up from theirs. By default
@@ -114,7 +113,7 @@ class KLTracker:
         Arguments:
             current: A window of the stream, points of :math:`p_t` with shape :math:`(N, d)`, at
                 least 200; or a function that draws points of :math:`p_0` and of :math:`p_t`, see
-                :func:`ood_osdre.tasks.estimators.fit_ratio`.
+                :func:`ood_osdre.tasks.fit.fit_ratio`.
 
         Returns:
             The divergence with what is known of it.

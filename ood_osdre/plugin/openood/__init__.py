@@ -24,8 +24,7 @@ __all__ = [
     "unregister",
 ]
 
-from .evaluate import eval_ood
-from .host import explain_import, is_importable
+from .host import eval_ood, explain_import, is_importable
 from .network import OSDRENet
 from .postprocessor import OSDREPostprocessor
 from .register import register, unregister

@@ -3,16 +3,34 @@ r"""The import of OpenOOD, which may fail in many ways, none of which is ours to
 OpenOOD imports every method it has, and with them packages that its own installation does not
 declare. A plugin that failed with it could not even be tested, so whatever exception that import
 raises is kept, and said by :func:`explain_import` or :func:`require`.
+
+Drives OpenOOD's evaluator, on any device, and fills its score cache from ours.
+
+The evaluator computes the ID accuracy on a GPU whatever there is, though the predictions are those
+that the postprocessor has just returned. Its score cache takes them, so that the evaluator's own
+code makes the table: :func:`eval_ood` from its loaders, :func:`prefill` from scores of a run.
 """
 
-__all__ = ["Foreign", "base_postprocessor", "explain_import", "is_importable", "require"]
+__all__ = [
+    "Foreign",
+    "base_postprocessor",
+    "eval_ood",
+    "explain_import",
+    "is_importable",
+    "prefill",
+    "require",
+]
 
+from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 from types import ModuleType
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from ...errors import UserError, one_line
+from ...evaluation.scores import ScoredSet, Scores
 
 #: An object of OpenOOD's, which is not annotated.
 Foreign: TypeAlias = Any
@@ -73,3 +91,68 @@ def base_postprocessor() -> type[Any]:
         return _StandIn
     base: type[Any] = import_module("openood.postprocessors").BasePostprocessor
     return base
+
+
+def eval_ood(evaluator: Foreign, fsood: bool = False, progress: bool = True) -> Foreign:
+    r"""Runs OpenOOD's `Evaluator.eval_ood`, with no need of a GPU.
+
+    Arguments:
+        evaluator: An evaluator whose postprocessor is an
+            :class:`~ood_osdre.plugin.openood.OSDREPostprocessor`.
+        fsood: Whether covariate-shifted ID sets count as ID, in the "full-spectrum" benchmark.
+        progress: Whether to show progress bars.
+
+    Returns:
+        The evaluator's own table, a data frame in percent.
+
+    Raises:
+        UserError: If the benchmark has no covariate-shifted ID set.
+    """
+    scores, loaders, score = evaluator.scores, evaluator.dataloader_dict, evaluator.postprocessor
+    if fsood and not loaders["csid"]:
+        raise UserError(f"fsood: {evaluator.id_name} has no covariate-shifted ID set.")
+    if scores["id"]["test"] is None:
+        triple = score.inference(evaluator.net, loaders["id"]["test"], progress)
+        scores["id"]["test"] = list(triple)
+    if scores["id_preds"] is None and evaluator.metrics["id_acc"] is None:
+        scores["id_preds"], _, scores["id_labels"] = scores["id"]["test"]
+    for name, loader in loaders["csid"].items() if fsood else ():
+        if scores["csid"][name] is None:
+            scores["csid"][name] = list(score.inference(evaluator.net, loader, progress))
+        scores["csid_preds"][name], _, scores["csid_labels"][name] = scores["csid"][name]
+    return evaluator.eval_ood(fsood=fsood, progress=progress)
+
+
+def prefill(evaluator: Foreign, scores: Scores, accuracy: float | None) -> None:
+    r"""Fills an evaluator's score cache, so that it scores nothing itself.
+
+    Arguments:
+        evaluator: The evaluator.
+        scores: The scores of a run on the same images.
+        accuracy: The ID accuracy of the run, as a fraction; None if it is not known, which gives
+            NaN.
+
+    Raises:
+        UserError: If sets are missing, or their sizes are not those of the evaluator's lists.
+    """
+    (id_set,) = scores.of("id").values()
+    loaders, cache = evaluator.dataloader_dict, evaluator.scores
+    wanted: dict[tuple[str, ...], tuple[Mapping[str, ScoredSet], str]] = {
+        ("id", "test"): ({"test": id_set}, "test")
+    }
+    for role in ("near", "far"):
+        wanted |= {("ood", role, name): (scores.of(role), name) for name in loaders["ood"][role]}
+    for keys, (sets, name) in wanted.items():
+        loader, target = loaders, cache
+        for key in keys[:-1]:
+            loader, target = loader[key], target[key]
+        count = len(loader[name].dataset)
+        found = sets[name].score.size if name in sets else 0
+        if found != count:
+            raise UserError(
+                f"scores: {found} of the set {'/'.join(keys)}, but OpenOOD's list has {count}."
+            )
+        # Scores do not say the predictions; the evaluator takes the accuracy on its own.
+        unknown = np.full(count, -1, dtype=np.int64)
+        target[name] = [unknown, sets[name].score.copy(), sets[name].label.copy()]
+    evaluator.metrics["id_acc"] = np.nan if accuracy is None else 100 * accuracy

@@ -26,14 +26,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...data.broadening import broadened
 from ...data.preprocess import Preprocess
+from ...detectors.feature_ratio import FeatureRatio, FeatureRatioOptions
 from ...errors import UserError
-from ...experiment import Scorer, load_scorer
-from ...extraction import collect_features, device_of, input_batches, unwrapped
-from ...feature_ratio import FeatureRatio, FeatureRatioOptions
-from ...guards import check_inputs
-from ...recognition import KnownNetwork
+from ...evaluation.experiment import Scorer, load_scorer
+from ...models.frozen import KnownNetwork, collect_features, device_of, input_batches, unwrapped
+from ...models.guards import check_inputs
+from ...training.batches import broadened
 from .host import Foreign
 from .loaders import ReferenceImages, View, images_of, normalisation_of, view_of
 from .network import OSDRENet, ratio_of

@@ -14,14 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ...baselines import Classifier
-from ...building import build_ratio
 from ...config import Config
 from ...errors import UserError
-from ...experiment import Scorer, load_scorer
-from ...extraction import unwrapped
-from ...networks import CoefficientNetwork
-from ...ratio import RatioModel
+from ...evaluation.experiment import Scorer, load_scorer
+from ...models.build import build_ratio
+from ...models.classifier import Classifier
+from ...models.frozen import unwrapped
+from ...models.networks import CoefficientNetwork
+from ...models.ratio import RatioModel
 
 
 class OSDRENet(nn.Module):

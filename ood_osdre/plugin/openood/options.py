@@ -5,9 +5,9 @@ __all__ = ["PostprocessorOptions", "Statistics"]
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
 
-from ...data.broadening import SHARE
 from ...errors import UserError
 from ...options import Range, Section
+from ...training.batches import SHARE
 
 Mean = Annotated[float, Range(0, 1)]
 Deviation = Annotated[float, Range(0, ends="()")]
@@ -23,15 +23,15 @@ class PostprocessorOptions(Section):
     Attributes:
         mode: One of those of :mod:`~ood_osdre.plugin.openood.modes`.
         checkpoint: The run folder of a trained scorer, for the mode `checkpoint`; or the folder
-            of a saved :class:`~ood_osdre.feature_ratio.FeatureRatio`, for `features`, which then
+            of a saved :class:`~ood_osdre.detectors.feature_ratio.FeatureRatio`, for `features`, which then
             trains nothing.
         reference: The reference images of the mode `features`, a folder or a list file.
         reference_root: The folder that a list's paths are relative to; null for its own.
         layer: The layer of the network to read features from; null for the ways that networks
-            offer them (:mod:`ood_osdre.extraction`).
+            offer them (:mod:`ood_osdre.models.frozen`).
         id_split: The ID split that the mode `features` trains on.
         broaden: The share of the reference that the mode `features` transforms strongly, so that
-            far-OOD images lie within its reach (:mod:`ood_osdre.data.broadening`).
+            far-OOD images lie within its reach (:mod:`ood_osdre.training.batches`).
         mean: The means, of pixels in [0, 1], that the host's images were normalised with; null to
             read them off its transform.
         std: The standard deviations, likewise.

@@ -23,12 +23,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from ...errors import UserError
-from ...extraction import device_of, evaluating, unwrapped
-from ...feature_ratio import FeatureRatioOptions
-from ...metrics import check_scores
+from ...detectors.feature_ratio import FeatureRatioOptions
+from ...errors import UserError, did_you_mean
+from ...evaluation.metrics import check_scores
+from ...models.frozen import device_of, evaluating, unwrapped
 from ...options import Section, Value, option_types
-from ...spelling import did_you_mean
 from .host import Foreign, base_postprocessor
 from .modes import FeaturesMode, make_mode
 from .options import PostprocessorOptions
@@ -50,7 +49,7 @@ class OSDREPostprocessor(Base):
         reference: The reference of the mode `features`: files, as the option of that name, or
             batches of images, preprocessed as the network expects.
         **options: Options of :class:`~.options.PostprocessorOptions`, and `head`, a mapping of
-            those of :class:`~ood_osdre.feature_ratio.FeatureRatioOptions`.
+            those of :class:`~ood_osdre.detectors.feature_ratio.FeatureRatioOptions`.
 
     Attributes:
         APS_mode: Whether the host searches hyper-parameters.

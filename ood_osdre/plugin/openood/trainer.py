@@ -1,7 +1,7 @@
 r"""OpenOOD's trainer contract around our own loop: :class:`OSDRETrainer`.
 
 The host gives a loader of ID images and one of reference images, as it does for outlier exposure,
-and calls `train_epoch` once an epoch. Every step is one of :class:`ood_osdre.training.Trainer`.
+and calls `train_epoch` once an epoch. Every step is one of :class:`ood_osdre.training.trainer.Trainer`.
 
 The host augments the images of its ID loader but not those of the reference, which would let a
 network tell them by their borders. Both are therefore taken as they are at test time (`data_aux`),
@@ -20,18 +20,19 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from ... import checkpoints
 from ...config import Config, override_config
 from ...data.augment import Randomness, flip_crop
-from ...data.batches import BATCH, HOST, step_generator, vary_reference
 from ...data.preprocess import Preprocess
 from ...errors import UserError
-from ...extraction import device_of
-from ...objective_building import prepare_objective
-from ...objectives import Draw, Times
-from ...paths import Moments
+from ...models.frozen import device_of
+from ...objectives import Batch
+from ...objectives.build import prepare_objective
+from ...paths.gaussian import Moments
+from ...paths.times import Times
 from ...sections import DataConfig
-from ...training import Trainer
+from ...training import checkpoint as checkpoints
+from ...training.batches import BATCH, HOST, step_generator, vary_reference
+from ...training.trainer import Trainer
 from .host import Foreign
 from .loaders import AUGMENTED, PLAIN, normalisation_of
 from .network import OSDRENet
@@ -157,7 +158,7 @@ class LoaderBatches:
         self._id, self._reference = _endless(id_loader), _endless(reference_loader)
         self._left: Tensor | None = None
 
-    def __call__(self, step: int) -> Draw:
+    def __call__(self, step: int) -> Batch:
         r"""Returns the draw of a step: :math:`x_0, x_1` with shape :math:`(B, C, H, W)`."""
         device = self.preprocess.device
         generator = step_generator(self.seed, BATCH, step, device)
@@ -166,7 +167,7 @@ class LoaderBatches:
         x_0 = self._augmented(self._take(len(x_1)), generator)
         random = Randomness(generator, step_generator(self.seed, HOST, step, "cpu"))
         x_0 = vary_reference(x_0, x_1, self.options, random)
-        return Draw(
+        return Batch(
             x_0=self.preprocess.normalise(x_0),
             x_1=self.preprocess.normalise(x_1),
             t=self.times.sample(len(x_1), generator),

@@ -1,0 +1,305 @@
+r"""Trains a one-step ratio detector and evaluates it: table, scores, density plot.
+
+Trains unless a checkpoint is given, then scores the ID test set and every near- and far-OOD set
+of the benchmark in one pass. With no arguments it runs on images that scikit-learn ships.
+"""
+
+__all__ = ["main"]
+
+import argparse
+import io
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .arguments import count, number
+from .config import Config, load_config, override_config
+from .conflicts import unread
+from .data.manifests import BENCHMARKS, benchmark_names
+from .errors import FAILED, UserError, exit_status
+from .evaluation.run_folders import RESULTS, holds, is_evaluation_of, refuse_existing
+from .resources import names
+from .training.run import claimed
+
+if TYPE_CHECKING:
+    import torch
+
+    from .data import BenchmarkData
+    from .evaluation.tables import MetricsTable
+
+UNFINISHED = 3
+COMMAND = "ood-osdre-eval"  # of an installed package
+EPILOG = """\
+examples:
+  %(prog)s --id digits
+  %(prog)s --id cifar10 --data-root ./data
+  %(prog)s --id cifar10 --benchmark pack --seeds 3 training.lr=2e-3 data.broaden=0.5
+
+A time budget or a signal saves the run and ends with status 3; go on with --resume.
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    r"""Builds the parser of the command line."""
+    p = argparse.ArgumentParser(
+        prog=COMMAND if Path(sys.argv[0]).name == COMMAND else "eval_ood.py",
+        description=__doc__,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = p.add_argument
+    add("--id", choices=list(BENCHMARKS), help="in-distribution data set (default: digits)")
+    known = ", ".join(benchmark_names())
+    add("--benchmark", metavar="NAME|FILE", help=f"{known} (default: the configuration's)")
+    known = ", ".join(names("configs"))
+    add("--config", metavar="NAME|FILE", help=f"{known} (default: by --id and device)")
+    add("--data-root", type=Path, default=Path("data"), metavar="DIR", help="default: ./data")
+    add("--cache-dir", type=Path, metavar="DIR", help="decoded images (default: in data root)")
+    add(
+        "--reference",
+        metavar="NAME|PATH",
+        help="a name of the benchmark's, a folder, list file or .npy array",
+    )
+    add("--checkpoint", type=Path, metavar="DIR", help="evaluate this run's model, no training")
+    add("--seeds", type=count(1), default=1, metavar="N", help="runs with consecutive seeds")
+    add("--device", default="auto", help="auto, cpu, cuda, cuda:1, ...")
+    add(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="run folder (default: in ./runs, named by what is run)",
+    )
+    add("--max-steps", type=count(1), metavar="N", help="shorten training to N steps")
+    add("--time-budget", type=number(), metavar="S", help="save and stop after S seconds")
+    add(
+        "--resume",
+        action="store_true",
+        help="go on with the runs of the folder, options as before",
+    )
+    add("--quiet", action="store_true", help="no progress bars")
+    add("overrides", nargs="*", metavar="KEY=VALUE", help="any key of the configuration")
+    return p
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    r"""Runs the command and returns its exit status."""
+    args = parser().parse_intermixed_args(argv)
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without ± gets a ?
+    try:
+        return exit_status(lambda: run(args))
+    except BrokenPipeError:  # the reader of the table has gone; the files are written
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        return FAILED
+    finally:
+        if "RANK" in os.environ:
+            from .training.distributed import leave
+
+            leave()
+
+
+def run(args: argparse.Namespace) -> int:
+    r"""Trains and evaluates every seed, or evaluates a checkpoint, then prints the table."""
+    table = evaluate_checkpoint(args) if args.checkpoint else train_and_evaluate(args)
+    if table is None:
+        return UNFINISHED
+    if first_process():
+        print(table.to_terminal())
+        several = args.seeds > 1 and not args.checkpoint
+        print(
+            f"\nTable{', scores and plots by seed' if several else ', scores and plot'}: {args.out}"
+        )
+    return 0
+
+
+def first_process() -> bool:
+    r"""Returns whether this process is alone, or the first that `torchrun` started."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def train_and_evaluate(args: argparse.Namespace) -> "MetricsTable | None":
+    r"""Trains and evaluates every seed; returns None if training was stopped early."""
+    # A mistyped key is reported before torch is imported.
+    read_config(args, args.config or default_config(args.id, gpu=False))
+    device = pick_device(args.device)
+    gpu = device.type == "cuda"
+    name = args.config or default_config(args.id, gpu)
+    config = read_config(args, name)
+
+    from .data import load_benchmark, load_manifest
+    from .evaluation.tables import aggregate
+    from .files import write_text_atomic
+
+    manifest = load_manifest(config.benchmark, config.id)
+    chosen = " (chosen: without a GPU, a narrow network)" if name.endswith("_cpu") else ""
+    announce(f"{manifest.title}\n  config {name}{'' if args.config else chosen}, device {device}")
+    args.out = args.out or Path("runs") / f"{config.id}-{manifest.name}-{Path(name).stem}"
+    folders = {
+        seed: args.out if args.seeds == 1 else args.out / f"seed-{seed}"
+        for seed in range(config.training.seed, config.training.seed + args.seeds)
+    }
+    refuse_existing(args.out, folders, args.resume)
+    if args.resume and not any(holds(folder, *RESULTS) for folder in folders.values()):
+        announce(f"Nothing to go on with in {args.out}: from step 0")
+    data = load_benchmark(
+        manifest, args.data_root, args.cache_dir, config.reference, progress=not args.quiet
+    )
+
+    with claim(args.out):
+        refuse_existing(args.out, folders, args.resume)  # again, as loading may have taken a while
+        tables = []
+        for seed, folder in folders.items():
+            seeded = replace(config, training=replace(config.training, seed=seed))
+            with nullcontext() if folder == args.out else claim(folder):
+                table = one_seed(args, seeded, data, folder, device)
+            if table is None:
+                return None
+            tables.append(table)
+        try:
+            table = aggregate(tables)
+        except ValueError as error:
+            raise UserError(f"--out {args.out}: {error}; choose another folder.") from None
+        if len(tables) > 1:
+            table.to_csv(args.out / "metrics.csv")
+            write_text_atomic(args.out / "metrics.md", table.to_markdown())
+    return table
+
+
+def one_seed(
+    args: argparse.Namespace,
+    config: Config,
+    data: "BenchmarkData",
+    folder: Path,
+    device: "torch.device",
+) -> "MetricsTable | None":
+    r"""Trains and evaluates one seed; returns None if training was stopped early.
+
+    A seed that is finished is not evaluated again: its table is made from its scores.
+    """
+    from .evaluation.experiment import evaluate_run, train_run
+    from .evaluation.run_folders import finished_table
+
+    if args.resume and (folder / "run.json").exists():
+        return finished_table(folder, config, data)
+    scorer, outcome, selection = train_run(
+        config, data, folder, device, args.time_budget, args.resume, not args.quiet
+    )
+    if not outcome.finished:
+        announce(
+            f"stopped ({outcome.reason}) at step {outcome.step} of {config.training.steps}, "
+            f"saved in {folder}; go on with --resume"
+        )
+        return None
+    return evaluate_run(scorer, data, config, folder, selection, outcome, not args.quiet)
+
+
+def evaluate_checkpoint(args: argparse.Namespace) -> "MetricsTable":
+    r"""Evaluates the model of a run folder, with the configuration it was trained with."""
+    training_only = {
+        "--config": args.config,
+        "--seeds": args.seeds > 1,
+        "--max-steps": args.max_steps,
+        "--time-budget": args.time_budget,
+        "--resume": args.resume,
+        "--reference": args.reference,
+    }
+    for option, given in training_only.items():
+        if given:
+            raise UserError(f"{option}: is for training, and --checkpoint trains nothing.")
+    for override in args.overrides:
+        if not override.startswith("evaluation."):
+            raise UserError(f"option {override!r}: only evaluation.* applies to a --checkpoint.")
+    if not os.path.isdir(args.checkpoint):
+        raise UserError(f"--checkpoint {args.checkpoint}: no such folder, expected a run's.")
+    device = pick_device(args.device)
+
+    from .data import load_benchmark, load_manifest
+    from .evaluation.experiment import evaluate_run, load_scorer
+
+    scorer = load_scorer(args.checkpoint, device)
+    source = str(args.checkpoint)
+    config = override_config(scorer.metadata["config"], args.overrides, source)
+    for problem in unread(args.overrides, config.estimator):  # the record would say it was used
+        raise UserError(f"--checkpoint {source}: {problem}")
+    if args.id not in (None, config.id):
+        raise UserError(f"--checkpoint {source}: trained with --id {config.id}, not {args.id}.")
+    manifest = load_manifest(args.benchmark or config.benchmark, config.id)
+    announce(f"{manifest.title}\n  checkpoint {source}, device {device}")
+    # Nearest neighbours are those among the ID training images.
+    training = config.estimator == "classifier" and config.evaluation.score == "knn"
+    data = load_benchmark(
+        manifest, args.data_root, args.cache_dir, training=training, progress=not args.quiet
+    )
+    scorer.refuse_other_size(data.id_test.images, f"benchmark {manifest.name}")
+
+    if args.out is None:
+        path = args.checkpoint.resolve()
+        # A seed's folder says little without the run's.
+        name = f"{path.parent.name}-{path.name}" if path.name.startswith("seed-") else path.name
+        args.out = Path("runs") / f"{name}-on-{manifest.name}"
+    with claim(args.out):
+        selection = f"given: {source}"
+        if holds(args.out, *RESULTS) and not is_evaluation_of(args.out, selection):
+            raise UserError(
+                f"--out {args.out}: holds other results than those of --checkpoint {source}; "
+                "choose another folder."
+            )
+        return evaluate_run(scorer, data, config, args.out, selection, progress=not args.quiet)
+
+
+def announce(message: str) -> None:
+    r"""Prints a message that is not a result."""
+    if first_process():
+        print(message, file=sys.stderr)
+
+
+def default_config(id_name: str | None, gpu: bool) -> str:
+    r"""Returns the configuration of an ID data set when none is named.
+
+    Arguments:
+        id_name: The ID data set, None for the embedded one.
+        gpu: Whether it is to be trained on a GPU; without one, CIFAR gets a smaller network.
+    """
+    id_name = id_name or "digits"
+    return id_name if gpu or id_name == "digits" else f"{id_name}_cpu"
+
+
+def read_config(args: argparse.Namespace, name: str) -> Config:
+    r"""Reads a configuration and applies the options of the command line.
+
+    Arguments:
+        args: The command line; what it does not say is the configuration's.
+        name: The name or file of the configuration.
+    """
+    given = {"id": args.id, "benchmark": args.benchmark, "reference": args.reference}
+    options = [(key, value) for key, value in given.items() if value is not None]
+    config = load_config(name, [*options, *args.overrides])
+    if args.max_steps is None or args.max_steps >= config.training.steps:
+        return config
+    t, steps = config.training, args.max_steps
+    short = replace(
+        t, steps=steps, warmup=min(t.warmup, steps // 5), eval_every=min(t.eval_every, steps)
+    )
+    return replace(config, training=short)
+
+
+def pick_device(name: str) -> "torch.device":
+    r"""Returns the device of a name, this process's own if `torchrun` started several."""
+    from .training.distributed import find_device, join
+
+    return join(find_device(None if name == "auto" else name, "--device"))
+
+
+def claim(folder: Path) -> AbstractContextManager[None]:
+    r"""Holds a run folder against a second run; the first process does so for all of a run."""
+    return claimed(folder, "--out") if first_process() else nullcontext()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

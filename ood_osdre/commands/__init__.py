@@ -1,1 +1,0 @@
-r"""Commands: argument parsing and printing, nothing else. The work is done by the library."""

@@ -1,0 +1,216 @@
+r"""Trains a one-step ratio on two sets of feature vectors: the head of a frozen network.
+
+The head is trained by the end-point loss, whose minimiser is the log-ratio of the two densities.
+Features are standardised to the even mixture of both sets, and a part of both is held out and
+selects the step with the least loss on it.
+"""
+
+__all__ = ["FeatureRatioOptions", "Head", "build_head", "train_head"]
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from ..data.preprocess import Preprocess
+from ..errors import UserError
+from ..models.bases import RBFBasis
+from ..models.guards import check_features, check_statistics
+from ..models.networks import MLP, CoefficientNetwork
+from ..models.ratio import OneStepRatio, RatioModel
+from ..objectives import EndPointLoss, Objective, Shrinkage, Term
+from ..options import Range, Section
+from ..paths.times import UniformTimes
+from ..sections import TrainingConfig
+from ..training.batches import Standardise, VectorBatches, step_generator
+from ..training.trainer import Trainer
+
+# A stream of randomness apart from those of the batches.
+SPLIT = 5
+# With fewer vectors than this on a side, none are held out.
+SMALLEST = 50
+
+Count: TypeAlias = Annotated[int, Range(1)]
+Positive: TypeAlias = Annotated[float, Range(0, ends="()")]
+
+
+@dataclass(frozen=True)
+class FeatureRatioOptions(Section):
+    r"""The head and its training.
+
+    Attributes:
+        backbone: What stands between the features and the coefficients: a residual MLP, or
+            nothing, which makes the log-ratio affine in the features.
+        width: The width of the MLP.
+        depth: The number of its residual layers.
+        size: The number of atoms of the temporal basis.
+        steps: The number of steps.
+        batch_size: The number of (reference, ID) pairs in a batch.
+        lr: The peak learning rate.
+        weight_decay: The weight decay of matrices.
+        shrinkage: The weight of the squared log-ratio, which bounds it where the two sets do not
+            overlap.
+        held_out: The share of both sets that selects the step.
+        seed: The seed of weights, batches and the held-out share.
+    """
+
+    backbone: Literal["mlp", "linear"] = "mlp"
+    width: Count = 256
+    depth: Count = 2
+    size: Count = 16
+    steps: Count = 1000
+    batch_size: Count = 256
+    lr: Positive = 1e-3
+    weight_decay: Annotated[float, Range(0)] = 0.05
+    shrinkage: Annotated[float, Range(0)] = 0.003
+    held_out: Annotated[float, Range(0, 0.5)] = 0.1
+    seed: Annotated[int, Range(0)] = 0
+
+
+class Head(NamedTuple):
+    r"""A trained head.
+
+    Attributes:
+        ratio: The ratio of standardised features.
+        standardise: Their standardisation, on the ratio's device.
+        history: The validations.
+        seconds: The training time.
+    """
+
+    ratio: RatioModel
+    standardise: Preprocess
+    history: list[dict[str, float]]
+    seconds: float
+
+
+def build_head(options: FeatureRatioOptions, features: int) -> OneStepRatio:
+    r"""Builds an untrained head, in single precision.
+
+    Arguments:
+        options: The options.
+        features: The number of features :math:`F`.
+    """
+    o = options
+    with torch.random.fork_rng():
+        torch.manual_seed(o.seed)
+        backbone: nn.Module = nn.Identity()
+        width = features
+        if o.backbone == "mlp":
+            backbone, width = MLP(features, o.width, o.depth), o.width
+        network = CoefficientNetwork(backbone, width, o.size)
+        return OneStepRatio(network, RBFBasis(size=o.size, learnable=False)).float()
+
+
+def train_head(
+    id_features: Tensor,
+    reference_features: Tensor,
+    options: FeatureRatioOptions,
+    device: torch.device | str = "cpu",
+    progress: bool = False,
+) -> Head:
+    r"""Trains a head.
+
+    Arguments:
+        id_features: The features of ID data, with shape :math:`(N, F)`.
+        reference_features: The features of reference data, with shape :math:`(M, F)`.
+        options: The options.
+        device: Where to train.
+        progress: Whether to show a progress bar.
+
+    Raises:
+        TypeError: If the features are no tensors.
+        UserError: If the features are not finite, too large for single precision, or of different
+            sizes, or the training was stopped by a signal.
+    """
+    ends = _checked(id_features, "ID"), _checked(reference_features, "reference")
+    if ends[0].shape[1] != ends[1].shape[1]:
+        raise UserError(
+            f"features: {ends[0].shape[1]} of ID data but {ends[1].shape[1]} of the reference."
+        )
+    standardise = _pooled(*ends, device)
+    splits = [_split(x, options.held_out, options.seed, k) for k, x in enumerate(ends)]
+    (id_train, id_held), (reference_train, reference_held) = splits
+    batches = VectorBatches(
+        id_train,
+        torch.zeros(len(id_train), dtype=torch.long),
+        reference_train,
+        standardise,
+        UniformTimes(),
+        options.batch_size,
+        options.seed,
+    )
+    validate = None
+    if len(id_held) and len(reference_held):
+        validate = _held_out_score(standardise(id_held), standardise(reference_held))
+    trainer = Trainer(
+        build_head(options, ends[0].shape[1]).to(device),
+        _objective(options),
+        batches,
+        _training(options),
+        validate,
+        select=None if validate is None else "held_out",
+    )
+    outcome = trainer.run(progress=progress)
+    if not outcome.finished:
+        raise UserError(f"features: the head's training was stopped ({outcome.reason}).")
+    return Head(trainer.kept, standardise, outcome.history, outcome.seconds)
+
+
+def _checked(features: Tensor, what: str) -> Tensor:
+    x = check_features(features, None, f"{what} features").cpu()
+    if len(x) == 0:
+        raise UserError(f"{what} features: got shape {tuple(x.shape)}, expected at least one.")
+    return x
+
+
+def _pooled(x_1: Tensor, x_0: Tensor, device: torch.device | str) -> Standardise:
+    r"""Standardises to the even mixture of both sets, whatever their sizes."""
+    mean = (x_0.mean(dim=0) + x_1.mean(dim=0)) / 2
+    variance = sum(((x - mean) ** 2).mean(dim=0) for x in (x_0, x_1)) / 2
+    std = torch.as_tensor(variance).sqrt()
+    # A feature that is silent on both sets says nothing; one that wakes up elsewhere should not
+    # be blown up.
+    alive = std[std > 0]
+    typical = alive.median() if len(alive) else torch.ones(())
+    std = torch.where(std > 1e-3 * typical, std, typical)
+    return Standardise(*check_statistics(mean, std, len(mean), "features"), device)
+
+
+def _split(x: Tensor, share: float, seed: int, which: int) -> tuple[Tensor, Tensor]:
+    count = math.ceil(share * len(x)) if len(x) >= SMALLEST else 0
+    order = torch.randperm(len(x), generator=step_generator(seed, SPLIT, which, "cpu"))
+    return x[order[count:]], x[order[:count]]
+
+
+def _objective(options: FeatureRatioOptions) -> Objective:
+    terms: dict[str, tuple[float, Term]] = {"endpoint": (1.0, EndPointLoss(clean=True))}
+    if options.shrinkage:
+        terms["shrinkage"] = options.shrinkage, Shrinkage(clean=True)
+    return Objective(terms)
+
+
+def _training(options: FeatureRatioOptions) -> TrainingConfig:
+    o = options
+    return replace(
+        TrainingConfig.short(o.steps),
+        batch_size=o.batch_size,
+        lr=o.lr,
+        weight_decay=o.weight_decay,
+        ema=0.99,
+        seed=o.seed,
+    )
+
+
+def _held_out_score(x_1: Tensor, x_0: Tensor) -> Callable[[RatioModel], dict[str, float]]:
+    r"""Returns minus the end-point loss on held-out features, each side with equal weight."""
+
+    @torch.no_grad()
+    def validate(ratio: RatioModel) -> dict[str, float]:
+        f_1, f_0 = ratio.log_ratio(x_1), ratio.log_ratio(x_0)
+        softplus = nn.functional.softplus
+        return {"held_out": -(softplus(-f_1).mean() + softplus(f_0).mean()).item()}
+
+    return validate

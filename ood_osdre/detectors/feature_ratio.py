@@ -1,0 +1,280 @@
+r"""A ratio head on a frozen network: log-ratios of features, without retraining the network.
+
+A classifier that somebody trained, for ID classes alone, is kept as it is. Its features of ID and
+of reference images are computed once, and a small one-step ratio is trained on them, which takes
+a minute or so on a CPU:
+
+.. math:: \log \hat{r}(x) = K^{-1/2} \langle h(\phi(x)), \bar{g} \rangle
+    \approx \log \frac{q_1(\phi(x))}{q_0(\phi(x))} \, ,
+
+with :math:`\phi` the frozen features and :math:`q_1, q_0` their densities over ID and reference
+images. Scoring costs one pass of the network and a small MLP. The log-ratio is in nats, and larger
+means more ID. What the features do not tell apart, no head can.
+
+The head is trained by the end-point loss, whose minimiser is that log-ratio. A tenth of both sets
+is held out and selects the step with the least loss on it.
+
+A head belongs to the network that it was fitted to: it keeps a digest of its modules and weights
+(:mod:`ood_osdre.models.frozen`), and refuses any other.
+"""
+
+__all__ = ["FeatureRatio", "FeatureRatioOptions"]
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..data.preprocess import Preprocess
+from ..errors import UserError
+from ..models.frozen import Features, KnownNetwork, collect_features, device_of, extract_features
+from ..models.guards import check_features, check_log_ratios, check_statistics
+from ..models.ratio import RatioModel
+from ..training import checkpoint as checkpoints
+from ..training.batches import Standardise
+from .feature_head import FeatureRatioOptions, build_head, train_head
+
+NAME = "feature_ratio"
+
+
+class FeatureRatio:
+    r"""The log-ratio of a frozen network's features.
+
+    Arguments:
+        options: The head and its training.
+        layer: The layer of the network to read, by name; None for the ways of
+            :mod:`ood_osdre.models.frozen` that the network offers itself.
+
+    Example:
+        >>> shift = torch.tensor([1.0, 0.0]).view(2, 1, 1)
+        >>> id_features, reference_features = torch.randn(2, 200, 8) + shift
+        >>> ratio = FeatureRatio(FeatureRatioOptions(steps=20))
+        >>> ratio.fit_features(id_features, reference_features).log_ratio_of_features(
+        ...     torch.zeros(5, 8)
+        ... ).shape
+        torch.Size([5])
+    """
+
+    def __init__(
+        self, options: FeatureRatioOptions | None = None, layer: str | None = None
+    ) -> None:
+        self.options = FeatureRatioOptions() if options is None else options
+        self.layer = layer
+        self.net: nn.Module | None = None
+        #: The network that the features came from; None if that is not recorded.
+        self.known: KnownNetwork | None = None
+        self.ratio: RatioModel | None = None
+        self.standardise: Preprocess | None = None
+        self.history: list[dict[str, float]] = []
+        self.seconds = 0.0
+
+    @property
+    def features(self) -> int:
+        r"""The number of features :math:`F`; 0 before fitting."""
+        return 0 if self.standardise is None else len(self.standardise.mean)
+
+    def fit(
+        self,
+        net: nn.Module,
+        id_images: Tensor | Iterable[Any],
+        reference_images: Tensor | Iterable[Any],
+        batch_size: int = 256,
+        progress: bool = False,
+    ) -> "FeatureRatio":
+        r"""Computes the features of ID and reference images and trains the head on them.
+
+        Arguments:
+            net: The network, which is evaluated in evaluation mode and left as it is.
+            id_images: Inputs of the network, preprocessed as it expects: one tensor with shape
+                :math:`(N, *)`, or a data loader of tensors, of tuples that start with them, or of
+                mappings with a key `data` or `image`.
+            reference_images: The same of the reference, best with a share of it
+                :func:`~ood_osdre.training.batches.broadened`: far-OOD images then lie within the
+                head's reach.
+            batch_size: The number of images evaluated at once, if they come in one tensor.
+            progress: Whether to show a progress bar.
+
+        Returns:
+            The ratio itself, with :meth:`log_ratio` ready.
+
+        Raises:
+            TypeError: If the network is no module.
+            UserError: If the network offers no features, or they are not finite.
+        """
+        id_features, reference_features = (
+            collect_features(net, images, self.layer, batch_size)
+            for images in (id_images, reference_images)
+        )
+        self.fit_features(id_features, reference_features, device_of(net), progress)
+        return self.attach(net)
+
+    def fit_features(
+        self,
+        id_features: Tensor,
+        reference_features: Tensor,
+        device: torch.device | str = "cpu",
+        progress: bool = False,
+    ) -> "FeatureRatio":
+        r"""Trains the head on features.
+
+        Arguments:
+            id_features: The features of ID data, with shape :math:`(N, F)`.
+            reference_features: The features of reference data, with shape :math:`(M, F)`.
+            device: Where the head is trained and evaluated.
+            progress: Whether to show a progress bar.
+
+        Returns:
+            The ratio itself.
+
+        Raises:
+            UserError: If the features are not finite, or of different sizes.
+        """
+        self.ratio, self.standardise, self.history, self.seconds = train_head(
+            id_features, reference_features, self.options, device, progress
+        )
+        self.known = None
+        return self
+
+    @torch.no_grad()
+    def log_ratio_of_features(self, features: Tensor, batch_size: int = 8192) -> Tensor:
+        r"""Returns the log-ratio of features.
+
+        Arguments:
+            features: The features, with shape :math:`(N, F)`.
+            batch_size: The number of them evaluated at once.
+
+        Returns:
+            The log-ratios in nats (larger = more ID), with shape :math:`(N)`, on the device of
+            the features.
+
+        Raises:
+            TypeError: If the features are no tensor.
+            UserError: If nothing is fitted, or features or log-ratios are not finite, or of
+                another number.
+        """
+        if self.ratio is None or self.standardise is None:
+            raise UserError("FeatureRatio: not fitted; call fit or fit_features, or load one.")
+        single = check_features(features, self.features)
+        parts = [self.ratio.log_ratio(self.standardise(x)) for x in single.split(batch_size)]
+        return check_log_ratios(torch.cat(parts), "features").to(features.device)
+
+    def attach(self, net: nn.Module) -> "FeatureRatio":
+        r"""Sets the network whose features :meth:`log_ratio` takes; it is not copied or saved.
+
+        Arguments:
+            net: The network that the features of the fit came from. A head that was fitted to
+                features alone takes the first network for it.
+
+        Returns:
+            The ratio itself, on the network's device.
+
+        Raises:
+            UserError: If the head was fitted to another network.
+        """
+        device = device_of(net)
+        self.check_network(net)
+        if self.known is None:
+            self.known = KnownNetwork.of(net)
+        self.net = net
+        return self.to(device)
+
+    def check_network(self, net: nn.Module) -> None:
+        r"""Raises an error if the head is known to have been fitted to another network."""
+        if self.known is not None:
+            self.known.check(net)
+
+    def evaluate(self, net: nn.Module, x: Tensor) -> tuple[Tensor, Features]:
+        r"""Returns the log-ratio and what else one pass of a network gives.
+
+        Arguments:
+            net: The network that the features of the fit came from.
+            x: Its inputs, with shape :math:`(B, *)`.
+
+        Returns:
+            The log-ratios in nats (larger = more ID), with shape :math:`(B)`, and the features
+            with the logits.
+
+        Raises:
+            UserError: If the head was fitted to another network, or to other weights of it; or as
+                :meth:`log_ratio_of_features`.
+        """
+        self.check_network(net)
+        given = extract_features(net, x, self.layer)
+        return self.log_ratio_of_features(given.features), given
+
+    def log_ratio(self, x: Tensor) -> Tensor:
+        r"""Returns the log-ratio, in one pass of the network.
+
+        Arguments:
+            x: Inputs of the network, preprocessed as it expects, with shape :math:`(B, *)`.
+
+        Returns:
+            The log-ratios in nats (larger = more ID), with shape :math:`(B)`.
+
+        Raises:
+            UserError: If there is no network, nothing is fitted, or a log-ratio is not finite.
+        """
+        if self.net is None:
+            raise UserError("FeatureRatio: has no network; call attach(net) after load.")
+        return self.evaluate(self.net, x)[0]
+
+    def to(self, device: torch.device | str) -> "FeatureRatio":
+        r"""Moves the head to a device."""
+        if self.ratio is not None and self.standardise is not None:
+            self.ratio.to(device)
+            self.standardise = self.standardise.on(device)
+        return self
+
+    def save(self, folder: str | Path) -> None:
+        r"""Writes the head, not the network, into a folder: safetensors and JSON.
+
+        Raises:
+            UserError: If nothing is fitted.
+        """
+        if self.ratio is None or self.standardise is None:
+            raise UserError("FeatureRatio: not fitted, there is nothing to save.")
+        statistics = {"mean": self.standardise.mean, "std": self.standardise.std}
+        weights = {f"ratio.{k}": v.clone() for k, v in self.ratio.state_dict().items()}
+        metadata = {
+            "options": asdict(self.options),
+            "features": self.features,
+            "layer": self.layer,
+            "network": None if self.known is None else self.known.digest,
+            "seconds": self.seconds,
+        }
+        checkpoints.write_checkpoint(Path(folder), NAME, {**statistics, **weights}, metadata)
+
+    @classmethod
+    def load(cls, folder: str | Path, net: nn.Module | None = None) -> "FeatureRatio":
+        r"""Reads a head that :meth:`save` wrote.
+
+        Arguments:
+            folder: The folder.
+            net: The network that it was fitted to; None to :meth:`attach` it later.
+
+        Raises:
+            UserError: If the folder holds none, it is damaged, or the network is another one.
+        """
+        tensors, metadata = checkpoints.read_checkpoint(Path(folder), NAME)
+        source = Path(folder) / f"{NAME}.json"
+        try:
+            self = cls(FeatureRatioOptions(**metadata["options"]), metadata["layer"])
+            ratio = build_head(self.options, metadata["features"])
+            self.seconds = metadata["seconds"]
+            digest = metadata["network"]  # null for a head fitted to features alone
+            mean, std = tensors.pop("mean"), tensors.pop("std")
+        except (KeyError, TypeError) as error:
+            raise UserError(f"{source}: not a ratio of features ({error}).") from None
+        own = {key.removeprefix("ratio."): value for key, value in tensors.items()}
+        checkpoints.restore(ratio, own, source)
+        statistics = check_statistics(mean, std, metadata["features"], source)
+        self.ratio, self.standardise = ratio.eval(), Standardise(*statistics)
+        self.known = None if digest is None else KnownNetwork(digest)
+        return self if net is None else self.attach(net)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The network is its owner's to keep.
+        return {**self.__dict__, "net": None}

@@ -1,0 +1,1 @@
+r"""Evaluation: scores, metrics, calibration, tables, plots and run records."""

@@ -1,0 +1,204 @@
+r"""How far estimated log-ratios are log-ratios, and not merely in the right order.
+
+For :math:`\log r = \log p_1 / p_0` two expectations are known whatever the distributions,
+
+.. math:: \mathbb{E}_{p_0}[r] = 1 \, , \qquad \mathbb{E}_{p_1}[1 / r] = 1 \, ,
+
+where the supports agree, and :math:`\sigma(\log r)` is the probability that an input drawn from
+either with equal odds came from :math:`p_1`. AUROC sees nothing of either.
+
+Decisions with a guarantee: split-conformal calibration of a score.
+
+Let :math:`s_1, \dots, s_n` be the scores (larger = more ID) of ID inputs that neither trained nor
+selected the model, and :math:`s` the score of a new input. The p-value
+
+.. math:: p(s) = \frac{1 + \# \{ i : s_i \le s \}}{n + 1}
+
+is small for inputs that look less ID than nearly all of the calibration set. If the new input is
+exchangeable with them (drawn from the same distribution, say), then
+:math:`\mathbb{P}(p \le \alpha) \le \alpha` for every :math:`\alpha`, whatever the score and the
+distribution are. Flagging inputs with :math:`p \le \alpha` therefore flags ID inputs at a rate of
+at most :math:`\alpha`, *in expectation over calibration sets*.
+
+- Given one calibration set, the rate is random. Without ties it follows
+  :math:`\mathrm{Beta}(k, n + 1 - k)` with :math:`k = \lfloor \alpha (n + 1) \rfloor`, whose
+  standard deviation is about :math:`\sqrt{\alpha (1 - \alpha) / n}`, and the number flagged among
+  :math:`m` ID inputs follows the beta-binomial law.
+- Ties count against flagging, so they can only lower the rate.
+- If :math:`\alpha < 1 / (n + 1)`, the smallest p-value exceeds :math:`\alpha` and nothing is ever
+  flagged: at :math:`\alpha = 0.05` it takes 19 scores to flag anything at all.
+- Nothing is said about OOD inputs, nor about ID inputs whose distribution has drifted.
+
+References:
+    | Algorithmic Learning in a Random World (Vovk et al., 2005), chapter 4
+    | Testing for outliers with conformal p-values (Bates et al., 2023)
+    | https://arxiv.org/abs/2104.08279
+"""
+
+__all__ = ["Calibration", "SplitConformal", "ratio_calibration"]
+
+import logging
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import expit, logsumexp
+
+from ..errors import UserError
+from .metrics import check_scores
+
+BINS = 15
+
+
+class Calibration(NamedTuple):
+    r"""The calibration of a log-ratio; all are 0 at the truth, but for sampling error, on draws of
+    :math:`p_0` and :math:`p_1` themselves.
+
+    Attributes:
+        log_mass_0: :math:`\log \hat{\mathbb{E}}_{p_0}[\hat r]`, in nats. One large ratio among the
+            reference inputs is enough to make it large.
+        log_mass_1: :math:`\log \hat{\mathbb{E}}_{p_1}[1 / \hat r]`, in nats.
+        posterior_error: The expected calibration error of :math:`\sigma(\log \hat r)` at equal
+            odds, over 15 bins of equal width, as a fraction.
+    """
+
+    log_mass_0: float
+    log_mass_1: float
+    posterior_error: float
+
+
+def ratio_calibration(id_scores: ArrayLike, reference_scores: ArrayLike) -> Calibration:
+    r"""Returns the calibration of log-ratios on inputs that were not trained on.
+
+    Arguments:
+        id_scores: The log-ratios of ID inputs in nats, with shape :math:`(N)`.
+        reference_scores: The log-ratios of reference inputs in nats, with shape :math:`(M)`.
+
+    Returns:
+        The calibration.
+
+    Raises:
+        UserError: If there are no scores of one kind, or one is not finite.
+
+    Example:
+        >>> exact = ratio_calibration([0.0] * 4, [0.0] * 4)  # of two equal distributions
+        >>> [round(x, 6) for x in exact]
+        [0.0, 0.0, 0.0]
+    """
+    positive = check_scores("ID", id_scores)
+    negative = check_scores("reference", reference_scores)
+    return Calibration(
+        float(logsumexp(negative) - np.log(negative.size)),
+        float(logsumexp(-positive) - np.log(positive.size)),
+        _posterior_error(positive, negative),
+    )
+
+
+def _posterior_error(positive: NDArray[np.float64], negative: NDArray[np.float64]) -> float:
+    probability = expit(np.concatenate([positive, negative]))
+    is_id = np.repeat([1.0, 0.0], [positive.size, negative.size])
+    # Equal odds, whatever the sizes of the sets.
+    weight = np.where(is_id > 0, 0.5 / positive.size, 0.5 / negative.size)
+    bins = np.minimum((probability * BINS).astype(np.int64), BINS - 1)
+    gaps = np.bincount(bins, weight * (is_id - probability), BINS)
+    return float(np.abs(gaps).sum())
+
+
+log = logging.getLogger(__name__)
+
+
+class SplitConformal:
+    r"""A threshold and p-values from the scores of a calibration set.
+
+    Arguments:
+        scores: The scores of ID inputs that the model has not seen, in nats, larger = more ID,
+            with shape :math:`(n)`.
+        alpha: The largest rate :math:`\alpha` at which ID inputs may be flagged.
+
+    Raises:
+        UserError: If `alpha` is not in (0, 1), or scores are absent, NaN or infinite.
+
+    Example:
+        >>> conformal = SplitConformal([3.0, 1.0, 2.0, 5.0], alpha=0.4)
+        >>> conformal.threshold, conformal.rate
+        (2.0, 0.4)
+        >>> conformal.pvalue([0.0, 2.0, 9.0])
+        array([0.2, 0.6, 1. ])
+        >>> conformal.flagged([1.9, 2.0])
+        array([ True, False])
+    """
+
+    def __init__(self, scores: ArrayLike, alpha: float) -> None:
+        is_number = isinstance(alpha, float | int | np.floating)
+        if not is_number or not 0 < alpha < 1:
+            raise UserError(f"alpha: got {alpha!r}, expected a rate between 0 and 1.")
+        self.scores = np.sort(check_scores("calibration", scores))
+        self.alpha = float(alpha)
+        self.rank = _rank(self.size, self.alpha)
+        if self.rank == 0:
+            log.warning(
+                "calibration: %d scores cannot flag at a rate of %g, so nothing is flagged; it "
+                "takes at least %.15g",
+                self.size,
+                alpha,
+                np.ceil(1 / self.alpha) - 1,  # infinite for the smallest rates
+            )
+
+    @property
+    def size(self) -> int:
+        r"""The number of calibration scores :math:`n`."""
+        return self.scores.size
+
+    @property
+    def rate(self) -> float:
+        r"""The expected rate :math:`k / (n + 1)` at which ID inputs are flagged, without ties."""
+        return self.rank / (self.size + 1)
+
+    @property
+    def threshold(self) -> float:
+        r"""The score below which an input is flagged, in nats.
+
+        The :math:`k`-th smallest calibration score; :math:`-\infty` if :math:`k = 0`.
+        """
+        return float(self.scores[self.rank - 1]) if self.rank else -math.inf
+
+    def pvalue(self, scores: ArrayLike) -> NDArray[np.float64]:
+        r"""Returns the p-value of the hypothesis that an input is ID.
+
+        Arguments:
+            scores: The scores, larger = more ID, with shape :math:`(N)`.
+
+        Returns:
+            The p-values, multiples of :math:`1 / (n + 1)`, with shape :math:`(N)`.
+
+        Raises:
+            UserError: If a score is NaN or infinite.
+        """
+        scores = check_scores("input", scores)
+        return (1 + np.searchsorted(self.scores, scores, side="right")) / (self.size + 1)
+
+    def flagged(self, scores: ArrayLike) -> NDArray[np.bool_]:
+        r"""Returns which inputs are flagged as OOD: those with a p-value of at most `alpha`.
+
+        Arguments:
+            scores: The scores, larger = more ID, with shape :math:`(N)`.
+
+        Returns:
+            Whether each is flagged, with shape :math:`(N)`.
+
+        Raises:
+            UserError: If a score is NaN or infinite.
+        """
+        return check_scores("input", scores) < self.threshold
+
+
+def _rank(size: int, alpha: float) -> int:
+    r"""Returns the largest :math:`k` with :math:`k / (n + 1) \le \alpha`, as floats compare."""
+    k = math.floor(alpha * (size + 1))
+    # The product is rounded, and 0.29 * 100 falls short of 29.
+    while (k + 1) / (size + 1) <= alpha:
+        k += 1
+    while k / (size + 1) > alpha:
+        k -= 1
+    return k

@@ -1,0 +1,1 @@
+r"""Models of a log-ratio: temporal bases, networks, the one-step ratio and its baselines."""

@@ -1,0 +1,198 @@
+r"""Networks that map an input to the spatial coefficients :math:`h(x)` of a time score.
+
+No network here takes the time: the score is :math:`s(x, t) = \langle h(x), g(t) \rangle` and
+all of its time dependence sits in the temporal basis :math:`g` (see :mod:`ood_osdre.models.bases`).
+That is why one forward pass gives the whole path integral.
+
+A :class:`CoefficientNetwork` is a backbone, any module from :math:`(B, *)` to features
+:math:`(B, F)`, under two affine heads: :math:`K` coefficients and, optionally, :math:`C`
+classes. For image backbones that end in global average pooling, the coefficient head may also
+be read *before* pooling: every cell of the last feature map then carries a share of the
+coefficients, and the shares add up to the pooled output. Block-wise objectives train the shares,
+inference uses the sum.
+"""
+
+__all__ = ["MLP", "CoefficientNetwork", "Coefficients", "ResNetBackbone"]
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, cast
+
+import torch
+from timm.models.resnet import BasicBlock, ResNet
+from torch import Tensor, nn
+
+NORMS = ("batch", "group")
+
+
+class Coefficients(NamedTuple):
+    r"""What a network says about a batch.
+
+    Attributes:
+        total: The coefficients :math:`h(x)`, with shape :math:`(B, K)`.
+        cells: Each feature-map cell's share of them, with shape :math:`(B, S, K)`, summing over
+            :math:`S` to `total`; None for a backbone without a feature map.
+        logits: Class logits, with shape :math:`(B, C)`; None without a class head.
+    """
+
+    total: Tensor
+    cells: Tensor | None = None
+    logits: Tensor | None = None
+
+
+class CoefficientNetwork(nn.Module):
+    r"""A backbone under an affine coefficient head and an optional class head.
+
+    The coefficient head starts at zero, so training starts from :math:`\log \hat r = 0`.
+
+    Arguments:
+        backbone: A module from :math:`(B, *)` to :math:`(B, F)`. If it has a method
+            `feature_map` from :math:`(B, *)` to :math:`(B, F, H, W)` whose spatial mean is the
+            feature vector, the network can also return the coefficients of each cell.
+        features: The number of features :math:`F`.
+        size: The number of coefficients :math:`K`.
+        classes: The number of classes :math:`C`; 0 for no class head.
+        cells: Whether the output holds the coefficients of each cell, at the cost of applying
+            the head to every one. Only block-wise objectives need them.
+
+    Example:
+        >>> import torch
+        >>> network = CoefficientNetwork(MLP(2, 16), features=16, size=8)
+        >>> network(torch.zeros(5, 2)).total.shape
+        torch.Size([5, 8])
+    """
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        features: int,
+        size: int,
+        classes: int = 0,
+        cells: bool = True,
+    ) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.cells = cells and hasattr(backbone, "feature_map")
+        self.head = nn.Linear(features, size)
+        self.class_head = nn.Linear(features, classes) if classes else None
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, x: Tensor) -> Coefficients:
+        r"""Returns the :class:`Coefficients` of `x`, with shape :math:`(B, *)`."""
+        if not self.cells:
+            return self._heads(self.backbone(x), cells=None)
+
+        # To a type checker, an attribute of a module is a tensor or a module.
+        feature_map = cast(Callable[[Tensor], Tensor], self.backbone.feature_map)
+        maps = feature_map(x).flatten(2).transpose(1, 2)
+        cells = self.head(maps) / maps.shape[1]
+        return self._heads(maps.mean(dim=1), cells)
+
+    def _heads(self, features: Tensor, cells: Tensor | None) -> Coefficients:
+        logits = None if self.class_head is None else self.class_head(features)
+        return Coefficients(self.head(features), cells, logits)
+
+
+class ResNetBackbone(nn.Module):
+    r"""A ResNet of basic blocks for small images, with shape :math:`(B, 3, H, W)`.
+
+    timm's ResNet with the CIFAR stem: its 7x7 stride-2 convolution, the norm behind it and the
+    max-pooling are replaced together by a 3x3 convolution, a norm of the same width, and
+    nothing. The default is the ResNet-18 of CIFAR work (11.17 M parameters).
+
+    Arguments:
+        width: A factor on the channels 64, 128, 256, 512 of the four stages.
+        depths: The number of basic blocks in each stage.
+        stem_stride: The stride of the stem; 2 trades detail for a fourfold speed-up.
+        norm: `"batch"` or `"group"` (groups of 8 channels; independent of batch composition).
+
+    References:
+        | Deep residual learning for image recognition (He et al., 2016)
+        | https://arxiv.org/abs/1512.03385
+    """
+
+    def __init__(
+        self,
+        width: float = 1.0,
+        depths: Sequence[int] = (2, 2, 2, 2),
+        stem_stride: int = 1,
+        norm: str = "batch",
+    ) -> None:
+        super().__init__()
+
+        if norm not in NORMS:
+            raise ValueError(f"'norm' should be one of {NORMS}, got {norm!r}.")
+        channels = [round(c * width) for c in (64, 128, 256, 512)]
+        if min(channels) < 8 or any(c % 8 for c in channels):
+            raise ValueError(f"'width' should give multiples of 8 channels, got {channels}.")
+
+        norm_layer = nn.BatchNorm2d if norm == "batch" else _GroupNorm
+        net = ResNet(
+            BasicBlock,
+            layers=list(depths),
+            num_classes=0,
+            channels=tuple(channels),
+            norm_layer=norm_layer,
+        )
+        stem = channels[0]
+        net.conv1 = nn.Conv2d(3, stem, 3, stride=stem_stride, padding=1, bias=False)
+        nn.init.kaiming_normal_(net.conv1.weight, mode="fan_out", nonlinearity="relu")
+        net.bn1 = norm_layer(stem)
+        net.maxpool = nn.Identity()
+        # timm wires the first block for a 64-channel stem, whatever the stages' widths.
+        net.layer1[0] = BasicBlock(stem, stem, norm_layer=norm_layer)
+        self.net = net
+        self.features = channels[-1]
+
+    def feature_map(self, x: Tensor) -> Tensor:
+        r"""Returns the last feature map, with shape :math:`(B, F, H', W')`."""
+        return self.net.forward_features(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        r"""Returns the features, with shape :math:`(B, F)`."""
+        return self.feature_map(x).mean(dim=(2, 3))
+
+
+class MLP(nn.Module):
+    r"""A residual multi-layer perceptron from vectors :math:`(B, d)` to features :math:`(B, F)`.
+
+    Arguments:
+        dim: The dimension :math:`d` of the inputs.
+        features: The number of features :math:`F`, the width of every layer.
+        depth: The number of residual layers.
+        activation: The activation's class.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        features: int,
+        depth: int = 3,
+        activation: Callable[[], nn.Module] = nn.SiLU,
+    ) -> None:
+        super().__init__()
+        self.features = features
+        self.stem = nn.Linear(dim, features)
+        self.layers = nn.ModuleList(
+            nn.Sequential(activation(), nn.Linear(features, features)) for _ in range(depth)
+        )
+        self.activation = activation()
+
+    def forward(self, x: Tensor) -> Tensor:
+        r"""Returns the features, with shape :math:`(B, F)`."""
+        x = self.stem(x)
+        for layer in self.layers:
+            x = x + layer(x)
+        return self.activation(x)
+
+
+class _GroupNorm(nn.GroupNorm):
+    r"""A group norm with groups of 8 channels, built as timm builds its norms."""
+
+    def __init__(
+        self,
+        channels: int,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(channels // 8, channels, device=device, dtype=dtype)

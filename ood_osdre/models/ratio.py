@@ -1,0 +1,310 @@
+r"""The one-step ratio: a coefficient network times a temporal basis.
+
+With coefficients :math:`h(x) \in \mathbb{R}^K` and a temporal basis :math:`g`, the model of the
+time score :math:`\partial_t \log p_t(x)` and its integral over the time are
+
+.. math::
+    s(x, t) & = K^{-1/2} \langle h(x), g(t) \rangle \, , \\
+    \log \hat{r}(x) & = \int_0^1 s(x, t) \, dt = K^{-1/2} \langle h(x), \bar{g} \rangle \, ,
+
+so the log-ratio of ID data (:math:`t = 1`) to the reference (:math:`t = 0`) costs one network
+evaluation. It is in nats, and larger means more ID. The factor :math:`K^{-1/2}` keeps the scale
+of the score, at given coefficients' scale, independent of the basis' size.
+
+After training :math:`\bar{g}` is a constant. If the coefficients are an affine function
+:math:`W f(x) + b` of the backbone's features, then :math:`\log \hat{r}` is one too, with weights
+:math:`K^{-1/2} \bar{g}^\top W`: :meth:`OneStepRatio.fold` gives the same scorer without the basis
+and with a single output.
+
+Scores and ratios are formed in float32 at least, also under autocast: log-ratios of images
+exceed what float16 can hold and what bfloat16 can resolve.
+
+Direct ratio estimators: a network whose one output is the log-ratio.
+
+They know nothing of paths and times. Which estimator it is depends on the loss alone,
+:class:`ood_osdre.objectives.EndPointLoss`, and the losses act on the log-ratio itself, so that all
+of them share the network, its output and its start at zero.
+"""
+
+__all__ = ["DirectRatio", "FoldedRatio", "OneStepRatio", "RatioModel"]
+
+import abc
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from .bases import TemporalBasis
+from .networks import CoefficientNetwork, Coefficients
+
+
+class RatioModel(nn.Module, abc.ABC):
+    r"""Abstract model of a log-ratio: what training, evaluation and checkpoints work with.
+
+    The rivals of :mod:`ood_osdre.baselines` have the same face.
+    """
+
+    @abc.abstractmethod
+    def coefficients(self, x: Tensor) -> Coefficients:
+        r"""Evaluates the network.
+
+        Arguments:
+            x: The inputs, with shape :math:`(B, *)`.
+
+        Returns:
+            The coefficients; `total` has shape :math:`(B, K)`.
+        """
+
+    @abc.abstractmethod
+    def log_ratio_of(self, h: Tensor) -> Tensor:
+        r"""Returns the log-ratio of coefficients.
+
+        Arguments:
+            h: The coefficients, with shape :math:`(*, K)`.
+
+        Returns:
+            The log-ratios, in nats (larger = more ID), with shape :math:`(*)`.
+        """
+
+    def log_ratio(self, x: Tensor) -> Tensor:
+        r"""Returns the log-ratio.
+
+        Arguments:
+            x: The inputs, with shape :math:`(B, *)`.
+
+        Returns:
+            The log-ratios, in nats (larger = more ID), with shape :math:`(B)`.
+        """
+        return self.log_ratio_of(self.coefficients(x).total)
+
+    def forward(self, x: Tensor) -> Tensor:
+        r"""Returns the log-ratio, as :meth:`log_ratio` does."""
+        return self.log_ratio(x)
+
+    @torch.no_grad()
+    def fold(self) -> "RatioModel":
+        r"""Returns the model to deploy, in evaluation mode, sharing no memory with this one."""
+        return copy.deepcopy(self).eval()
+
+
+class OneStepRatio(RatioModel):
+    r"""The time score and the log-ratio of a network and a basis.
+
+    Arguments:
+        network: A module from inputs :math:`(B, *)` to :class:`Coefficients`, or to a plain
+            tensor of coefficients with shape :math:`(B, K)`. It takes no time.
+        basis: A temporal basis of :math:`K` functions.
+
+    Example:
+        >>> from ood_osdre.models.bases import RBFBasis
+        >>> from ood_osdre.models.networks import MLP
+        >>> network = CoefficientNetwork(MLP(2, 16), features=16, size=8)
+        >>> ratio = OneStepRatio(network, RBFBasis(size=8))
+        >>> ratio.log_ratio(torch.zeros(5, 2)).shape
+        torch.Size([5])
+    """
+
+    def __init__(self, network: nn.Module, basis: TemporalBasis) -> None:
+        super().__init__()
+
+        if isinstance(network, CoefficientNetwork) and isinstance(network.head, nn.Linear):
+            _check_size(network.head.out_features, basis)
+
+        self.network = network
+        self.basis = basis
+        self.scale = basis.size**-0.5
+
+    def coefficients(self, x: Tensor) -> Coefficients:
+        r"""Evaluates the network, once.
+
+        Arguments:
+            x: The inputs, with shape :math:`(B, *)`.
+
+        Returns:
+            The coefficients; `total` has shape :math:`(B, K)`.
+        """
+        output = self.network(x)
+        h = output if isinstance(output, Coefficients) else Coefficients(output)
+        _check_size(h.total.shape[-1], self.basis)
+        return h
+
+    def score(self, h: Tensor, t: Tensor) -> Tensor:
+        r"""Returns the time score :math:`K^{-1/2} \langle h, g(t) \rangle` of coefficients.
+
+        Arguments:
+            h: The coefficients, with shape :math:`(B, K)`, or those of each cell, with shape
+                :math:`(B, S, K)`.
+            t: The time, with shape :math:`(B)`.
+
+        Returns:
+            The scores, with shape :math:`(B)` or :math:`(B, S)`.
+        """
+        return self._contract(h, self.basis(t))
+
+    def score_derivative(self, h: Tensor, t: Tensor) -> Tensor:
+        r"""Returns :math:`\partial_t s = K^{-1/2} \langle h, g'(t) \rangle` of coefficients.
+
+        Arguments:
+            h: The coefficients, with shape :math:`(B, K)`, or those of each cell, with shape
+                :math:`(B, S, K)`.
+            t: The time, with shape :math:`(B)`.
+
+        Returns:
+            The derivatives, with shape :math:`(B)` or :math:`(B, S)`.
+        """
+        return self._contract(h, self.basis.derivative(t))
+
+    def log_ratio_of(self, h: Tensor) -> Tensor:
+        r"""Returns the log-ratio :math:`K^{-1/2} \langle h, \bar{g} \rangle` of coefficients.
+
+        Arguments:
+            h: The coefficients, with shape :math:`(*, K)`.
+
+        Returns:
+            The log-ratios, in nats (larger = more ID), with shape :math:`(*)`.
+        """
+        return self._contract(h, self.basis.integral())
+
+    def time_score(self, x: Tensor, t: Tensor) -> Tensor:
+        r"""Returns the time score :math:`s(x, t)`.
+
+        Arguments:
+            x: The inputs, with shape :math:`(B, *)`.
+            t: The time, with shape :math:`(B)`.
+
+        Returns:
+            The scores, with shape :math:`(B)`.
+        """
+        return self.score(self.coefficients(x).total, t)
+
+    @torch.no_grad()
+    def fold(self) -> "FoldedRatio":
+        r"""Returns the same scorer with the basis folded into a head of one output.
+
+        The folded scorer shares no memory with this one and is in evaluation mode. In float32 it
+        agrees up to rounding: within 1e-6 of
+        :math:`K^{-1/2} \sum_k | h_k(x) \, \bar{g}_k |`.
+
+        Raises:
+            TypeError: If the network is not a :class:`CoefficientNetwork` or its head is not an
+                affine `nn.Linear`: then no such head exists.
+        """
+        network, head = _affine_parts(self.network)
+        # In float64, so that the only rounding is that of the weights themselves.
+        integral = copy.deepcopy(self.basis).double().integral()
+        weight = self.scale * integral @ head.weight.double()
+
+        folded = nn.Linear(head.in_features, 1).to(head.weight)
+        folded.weight.copy_(weight[None])
+        folded.bias.zero_()
+        if head.bias is not None:
+            folded.bias.copy_(self.scale * integral @ head.bias.double())
+        backbone, class_head = copy.deepcopy((network.backbone, network.class_head))
+        return FoldedRatio(backbone, folded, class_head).eval()
+
+    def _contract(self, h: Tensor, g: Tensor) -> Tensor:
+        if g.ndim > h.ndim:
+            raise ValueError(
+                f"'t' should have shape (B,) for coefficients with shape {tuple(h.shape)}, "
+                f"got {tuple(g.shape[:-1])}."
+            )
+        # Elementwise products and a sum, not a matrix product, which autocast would take to half
+        # precision and some GPUs to TF32.
+        h = h.to(torch.promote_types(h.dtype, torch.float32))
+        g = g.reshape(g.shape[:-1] + (1,) * (h.ndim - g.ndim) + g.shape[-1:])
+        return self.scale * (h * g).sum(dim=-1)
+
+
+class FoldedRatio(RatioModel):
+    r"""The deployed scorer: a backbone under an affine head of one output, the log-ratio.
+
+    Made by :meth:`OneStepRatio.fold`.
+
+    Arguments:
+        backbone: A module from :math:`(B, *)` to features :math:`(B, F)`.
+        head: The affine map from features to the log-ratio, one output.
+        class_head: The affine map from features to class logits, or None.
+    """
+
+    def __init__(
+        self, backbone: nn.Module, head: nn.Linear, class_head: nn.Linear | None = None
+    ) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.head = head
+        self.class_head = class_head
+
+    def coefficients(self, x: Tensor) -> Coefficients:
+        r"""Returns the log-ratio as the only coefficient, and the class logits.
+
+        Arguments:
+            x: The inputs, with shape :math:`(B, *)`.
+
+        Returns:
+            The log-ratios as `total`, with shape :math:`(B, 1)`, and the logits.
+        """
+        features = self.backbone(x)
+        logits = None if self.class_head is None else self.class_head(features)
+        return Coefficients(self._log_ratio_of(features), logits=logits)
+
+    def log_ratio_of(self, h: Tensor) -> Tensor:
+        r"""Returns the log-ratio, the only coefficient, of `h`, with shape :math:`(B, 1)`."""
+        return h.squeeze(-1)
+
+    def log_ratio(self, x: Tensor) -> Tensor:
+        r"""Returns the log-ratio, without evaluating the class head."""
+        return self._log_ratio_of(self.backbone(x)).squeeze(-1)
+
+    def _log_ratio_of(self, features: Tensor) -> Tensor:
+        with torch.autocast(features.device.type, enabled=False):
+            return self.head(features.to(self.head.weight.dtype))
+
+
+def _affine_parts(network: nn.Module) -> tuple[CoefficientNetwork, nn.Linear]:
+    r"""Returns a network and its coefficient head, if the head is known to be affine."""
+    # Exact types: a subclass, like a hook, may do something else to the head's output.
+    if not isinstance(network, CoefficientNetwork) or type(network) is not CoefficientNetwork:
+        raise TypeError(
+            f"Only a plain CoefficientNetwork can be folded, got {type(network).__name__}."
+        )
+    head: nn.Module = network.head
+    if not isinstance(head, nn.Linear) or type(head) is not nn.Linear:
+        raise TypeError(
+            f"Only an affine head (nn.Linear) can be folded, got {type(head).__name__}."
+        )
+    if any(m._forward_hooks or m._forward_pre_hooks for m in (network, head)):
+        raise TypeError("Only a network without forward hooks can be folded, got hooks.")
+    return network, head
+
+
+def _check_size(size: int, basis: TemporalBasis) -> None:
+    if size != basis.size:
+        raise ValueError(
+            f"The network should return {basis.size} coefficients, the size of the basis, "
+            f"got {size}."
+        )
+
+
+class DirectRatio(FoldedRatio):
+    r"""A backbone under an affine head of one output, the log-ratio in nats (larger = more ID).
+
+    The network is that of a folded one-step ratio: the two are deployed at the same cost.
+
+    Arguments:
+        backbone: A module from :math:`(B, *)` to features :math:`(B, F)`.
+        features: The number of features :math:`F`.
+        classes: The number of classes :math:`C`; 0 for no class head.
+
+    Example:
+        >>> import torch
+        >>> from ood_osdre.models.networks import MLP
+        >>> ratio = DirectRatio(MLP(2, 16), features=16)
+        >>> ratio.log_ratio(torch.zeros(5, 2)).shape
+        torch.Size([5])
+    """
+
+    def __init__(self, backbone: nn.Module, features: int, classes: int = 0) -> None:
+        head = nn.Linear(features, 1)
+        nn.init.zeros_(head.weight)
+        nn.init.zeros_(head.bias)
+        super().__init__(backbone, head, nn.Linear(features, classes) if classes else None)

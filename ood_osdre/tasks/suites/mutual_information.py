@@ -1,0 +1,393 @@
+r"""Mutual information as the divergence of a joint distribution from the product of its marginals.
+
+With :math:`p_1` the joint distribution of :math:`(x, y)` and :math:`p_0` the product of their
+marginals, :math:`I(x; y) = \mathbb{E}_{p_1}[\log p_1 / p_0]` in nats. Every task here has its
+truth in closed form:
+
+- **Gaussians** of :math:`d = 40, \dots, 160` dimensions and 10 to 40 nats, and of 320 and 640
+  dimensions and 80 and 160 nats: more than any bound that takes exponentials of the ratio can
+  reach. Features are quadratic, which can represent the truth, or those of an MLP.
+- **Pathological** pairs of scalars: heavy tails, sharp curvature, hard edges
+  (:mod:`ood_osdre.tasks.dependence`).
+
+Estimates are expectations over held-out points, at least :math:`10^5` for the Gaussians.
+
+The fits of the mutual-information command: which there are, and their options.
+
+Without `--full` they take minutes; with it, they are the paper's grid and more.
+"""
+
+__all__ = [
+    "JOBS",
+    "QUADRATIC",
+    "Job",
+    "add_arguments",
+    "estimate",
+    "gaussian_jobs",
+    "pathological_jobs",
+    "run",
+]
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import torch
+
+from ...errors import UserError
+from ...models.bases import KERNELS
+from ...training.batches import step_generator
+from ..dependence import NormalScores, dependence_task
+from ..fit import TEST, DrawPairs, divergence, fit_ratio
+from ..gaussians import correlated_pairs
+from ..information import ksg
+from ..methods import METHODS, FitOptions
+from .reports import (
+    Row,
+    add_common_arguments,
+    announce,
+    check_common_arguments,
+    count,
+    describe_methods,
+    refuse_other_results,
+    refuse_unknown,
+    run_jobs,
+    summarise,
+    write_report,
+)
+
+Backbone: TypeAlias = Literal["mlp", "quadratic", "block_quadratic"]
+
+# Dimensions and mutual information of the Gaussian tasks.
+GAUSSIANS = ((40, 10.0), (80, 20.0), (120, 30.0), (160, 40.0))
+LARGE = ((320, 80.0), (640, 160.0))
+# Those of the default, which takes minutes.
+FEW = (40, 160)
+# A thin floor: both ends are full-dimensional Gaussians, so that nothing diverges without one.
+QUADRATIC = FitOptions(
+    backbone="block_quadratic", standardise="whiten", lr=1.0, steps=2000, batch_size=512, eps=1e-4
+)
+# Stochastic gradients on as many coefficients as there are features times atoms: the error falls
+# with the number of steps, and needs more of them than in proportion to the dimension.
+LARGE_STEPS = {320: 4000, 640: 12_000}
+# Peak learning rates on quadratic features, each the best of a grid on a seed of its own.
+RATES = {"dre-inf": 3e-3, "d3re": 3e-3, "logistic": 0.03, "nwj": 0.01, "infonce": 0.03}
+PERCEPTRON = FitOptions(features=256, depth=3, lr=2e-3, standardise="whiten", steps=2000)
+
+GAUSSIAN_METHODS = ("os-dre", "dre-inf", "d3re", "logistic", "nwj", "infonce")
+
+SCALARS = FitOptions(features=64, depth=3, lr=2e-3, steps=1000, batch_size=512, eps=1e-4)
+LEVELS = {
+    "gauss": (0.0, 0.5, 0.9),
+    "half-cube": (0.5, 0.9),
+    "asinh": (0.5, 0.9),
+    "additive-noise": (0.2, 0.9),
+    "gamma-exp": (0.5, 1.8),
+}
+FULL_LEVELS = {
+    "gauss": (0.0, 0.2, 0.4, 0.6, 0.8, 0.9, 0.95),
+    "half-cube": (0.2, 0.4, 0.6, 0.8, 0.9),
+    "half-cube-both": (0.2, 0.4, 0.6, 0.8, 0.9),
+    "asinh": (0.2, 0.4, 0.6, 0.8, 0.9),
+    "additive-noise": (0.1, 0.2, 0.4, 0.6, 0.9),
+    "gamma-exp": (0.5, 1.0, 1.8, 3.0, 5.0),
+}
+SCALAR_METHODS = ("os-dre", "os-dre-logistic", "logistic", "nwj", "infonce", "mine", "ksg")
+
+
+@dataclass(frozen=True)
+class Job:
+    r"""One fit: of `gaussian-pairs` (`dim`, `level` nats) or of a family of scalars at a level."""
+
+    family: str
+    dim: int
+    level: float
+    method: str
+    options: FitOptions
+    held_out: int
+
+
+def gaussian_jobs(args: argparse.Namespace) -> list[Job]:
+    r"""Lists the fits of the Gaussian suite.
+
+    Raises:
+        UserError: If a dimension is not among its tasks.
+    """
+    known = dict(GAUSSIANS + LARGE)
+    dims = args.dims or list(known if args.full else FEW)
+    unknown = [d for d in dims if d not in known]
+    if unknown:
+        raise UserError(
+            f"--dims: got {unknown[0]}, expected some of {', '.join(map(str, known))}."
+        )
+    seeds = args.seeds or (3 if args.full else 1)
+    methods = args.methods or GAUSSIAN_METHODS
+    jobs = []
+    for dim in dims:
+        for backbone in args.backbones or ("block_quadratic", "mlp"):
+            few = backbone == "mlp" and not (args.backbones or args.full)
+            for method in (m for m in methods if m != "ksg" and (m == "os-dre" or not few)):
+                # An MLP says nothing about kernels that the features that can fit do not.
+                kernels = args.kernels or (["rq"] if backbone == "mlp" else list(KERNELS))
+                single = backbone == "mlp" or not METHODS[method].kernel
+                for kernel in kernels[:1] if single else kernels:
+                    for seed in range(args.seed, args.seed + seeds):
+                        options = _gaussian_options(args, method, backbone, dim)
+                        options = replace(options, seed=seed, kernel=kernel)
+                        jobs.append(
+                            Job("gaussian-pairs", dim, known[dim], method, options, 100_000)
+                        )
+    return jobs
+
+
+def _gaussian_options(
+    args: argparse.Namespace, method: str, backbone: Backbone, dim: int
+) -> FitOptions:
+    if backbone == "mlp":
+        base = replace(PERCEPTRON, steps=20_000) if args.full else PERCEPTRON
+    else:
+        rate, steps = RATES.get(method, QUADRATIC.lr), LARGE_STEPS.get(dim, QUADRATIC.steps)
+        base = replace(QUADRATIC, backbone=backbone, lr=rate, steps=steps)
+    return base.given(args.device, args.steps, args.lr)
+
+
+def pathological_jobs(args: argparse.Namespace) -> list[Job]:
+    r"""Lists the fits of the pathological suite.
+
+    Raises:
+        UserError: If it is asked for alone, with options that only Gaussians have.
+    """
+    for option in ("dims", "backbones"):
+        if args.suite == "pathological" and getattr(args, option):
+            raise UserError(
+                f"--{option}: the pathological pairs are scalars on an MLP; expected it with "
+                "--suite gaussian or all."
+            )
+    seeds = args.seeds or (5 if args.full else 1)
+    methods = args.methods or [*SCALAR_METHODS, *(["dre-inf", "d3re"] if args.full else [])]
+    options = replace(SCALARS, steps=4000) if args.full else SCALARS
+    options = options.given(args.device, args.steps, args.lr)
+    kernels = args.kernels or (list(KERNELS) if args.full else ["rq"])
+    with_kernel = [m for m in methods if m != "ksg" and METHODS[m].kernel]
+    return [
+        Job(family, 2, level, method, replace(options, seed=seed, kernel=kernel), 20_000)
+        for family, levels in (FULL_LEVELS if args.full else LEVELS).items()
+        for level in levels
+        for method in methods
+        for kernel in (kernels if method in with_kernel else kernels[:1])
+        for seed in range(args.seed, args.seed + seeds)
+    ]
+
+
+#: The fits of a suite, of the arguments.
+JOBS: dict[str, Callable[[argparse.Namespace], list[Job]]] = {
+    "gaussian": gaussian_jobs,
+    "pathological": pathological_jobs,
+}
+
+
+KSG_POINTS = 5000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    r"""Adds the options of the subcommand `mi`."""
+    add_common_arguments(parser, "mi")
+    add = parser.add_argument
+    add(
+        "--suite",
+        choices=("gaussian", "pathological", "all"),
+        default="all",
+        help="high-dimensional Gaussians, pathological pairs of scalars, or both, which takes "
+        "minutes (default: all)",
+    )
+    add(
+        "--methods",
+        nargs="+",
+        metavar="NAME",
+        help=f"{describe_methods(METHODS)}; nearest neighbours, of pathological pairs alone: ksg "
+        f"(default: {' '.join(GAUSSIAN_METHODS)}; of pairs {' '.join(SCALAR_METHODS)}; with "
+        "--full more)",
+    )
+    add(
+        "--dims",
+        nargs="+",
+        type=count(1),
+        metavar="D",
+        help="dimensions of the Gaussian tasks (default: 40 160; with --full all, up to 640)",
+    )
+    add(
+        "--backbones",
+        nargs="+",
+        choices=("mlp", "quadratic", "block_quadratic"),
+        help="features for the Gaussian tasks (default: block_quadratic, and mlp for os-dre; "
+        "with --full both for all)",
+    )
+    add(
+        "--kernels",
+        nargs="+",
+        choices=tuple(KERNELS),
+        help="temporal kernels (default: all for Gaussian tasks on quadratic features, else rq; "
+        "with --full all for pathological ones, too)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    r"""Runs the suites, prints their tables and writes them.
+
+    Raises:
+        UserError: If a method or dimension is unknown or listed twice, the suite has no such
+            method, or other results are in the way.
+    """
+    check_common_arguments(args)
+    refuse_unknown("--methods", args.methods or (), (*METHODS, "ksg"))
+    neighbours = "ksg" in (args.methods or ())
+    if neighbours and args.suite == "gaussian":
+        raise UserError(
+            "--methods: got 'ksg' with --suite gaussian, expected pathological or all; it is for "
+            "pathological pairs."
+        )
+    suites = JOBS if args.suite == "all" else (args.suite,)
+    # All are listed before the first one runs: a slip should not surface after minutes.
+    plan = {suite: jobs for suite in suites if (jobs := JOBS[suite](args))}
+    given = {k: v for k, v in vars(args).items() if k not in ("out", "run")}
+    configs = {suite: given | {"suite": suite} for suite in plan}
+    for suite, config in configs.items():
+        refuse_other_results(args.out, f"mi-{suite}", config)
+    for suite, jobs in plan.items():
+        rows = run_jobs(estimate, jobs, args.jobs, not args.quiet)
+        keys = ["task", "method", "kernel", "features", "evaluations"]
+        table = summarise(rows, keys)
+        notes = [NOTES[suite], *([NO_NEIGHBOURS] if neighbours and suite == "gaussian" else [])]
+        text = write_report(
+            args.out, f"mi-{suite}", TITLES[suite], table, rows, configs[suite], notes
+        )
+        plot(args.out / f"mi-{suite}.png", TITLES[suite], table)
+        announce(text, args.out, plot=True)
+    return 0
+
+
+TITLES = {
+    "gaussian": "Mutual information of high-dimensional Gaussians (nats)",
+    "pathological": "Mutual information of pathological pairs (nats)",
+}
+NOTES = {
+    "gaussian": "Means over held-out points; seconds are those of training. Correlation "
+    "sqrt(1 - exp(-4 I / d)), which is 0.795 for I = d / 4.",
+    "pathological": "All see normal scores of the coordinates. KSG sees "
+    f"{KSG_POINTS} points, once; the others train on fresh draws.",
+}
+NO_NEIGHBOURS = "KSG is for pathological pairs and has no row here."
+# What the axis of estimates is limited to, in units of the largest truth.
+WINDOW = -0.3, 1.3
+
+
+def estimate(job: Job) -> list[Row]:
+    r"""Runs one fit and returns its row."""
+    generator = step_generator(job.options.seed, TEST, 0, job.options.device)
+    draw_pairs: DrawPairs
+    if job.family == "gaussian-pairs":
+        pair = correlated_pairs(job.dim, job.level)
+        name, truth, draw_pairs = pair.id, pair.divergence, pair.draw_pairs
+    else:
+        task = dependence_task(job.family, job.level)
+        name, truth = task.id, task.truth
+        draw_pairs = _normal_scores(task.draw_pairs, generator)
+    if job.method == "ksg":
+        x, y = draw_pairs(KSG_POINTS, generator)[1].T
+        started = time.monotonic()
+        value = ksg(x, y)
+        return [_row(job, name, truth, value, time.monotonic() - started, 0.0)]
+
+    fit = fit_ratio(job.method, draw_pairs, job.dim, job.options)
+    x_0, x_1 = draw_pairs(job.held_out, generator)
+    started = time.monotonic()
+    value = divergence(fit, x_0, x_1)
+    return [_row(job, name, truth, value, fit.seconds, time.monotonic() - started)]
+
+
+def _normal_scores(draw_pairs: DrawPairs, generator: torch.Generator) -> DrawPairs:
+    scores = NormalScores(torch.cat(draw_pairs(20_000, generator)))
+
+    def draw(n: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        x_0, x_1 = draw_pairs(n, generator)
+        return scores(x_0), scores(x_1)
+
+    return draw
+
+
+def _row(job: Job, task: str, truth: float, value: float, seconds: float, score: float) -> Row:
+    method = METHODS.get(job.method)
+    features = "-" if method is None else job.options.backbone
+    return {
+        "task": task,
+        "method": "KSG" if method is None else method.label,
+        "kernel": job.options.kernel if method and method.kernel else "-",
+        "features": features,
+        "evaluations": job.options.evaluations if method and method.solver else 1,
+        "seed": job.options.seed,
+        "truth": truth,
+        "estimate": value,
+        "seconds": seconds,
+        "score_seconds": score,
+    }
+
+
+def plot(path: Path, title: str, table: Sequence[Row]) -> None:
+    r"""Draws the estimates against the truth, one panel a kind of features.
+
+    Estimates far outside, as an exponential bound may give, are triangles at the edge.
+
+    Arguments:
+        path: The image.
+        title: The title.
+        table: The summary.
+    """
+    from matplotlib.figure import Figure
+
+    from ...files import atomic_path
+
+    # Nearest neighbours have no features; they are in every panel, or in one of their own.
+    kinds = sorted({row["features"] for row in table} - {"-"}) or ["-"]
+    figure = Figure(figsize=(0.6 + 4.2 * len(kinds), 3.8), layout="constrained")
+    figure.suptitle(title, fontsize="medium")
+    for ax, kind in zip(figure.subplots(1, len(kinds), squeeze=False)[0], kinds, strict=True):
+        shown = [row for row in table if row["features"] in (kind, "-")]
+        truths = [r["truth"] for r in shown]
+        low, high = (share * (max(truths) or 1.0) for share in WINDOW)
+        outside = []
+        ax.axline((truths[0],) * 2, slope=1, color="black", linewidth=1, label="truth")
+        ax.update_datalim([(truth, truth) for truth in truths])
+        for label in dict.fromkeys((r["method"], r["kernel"]) for r in shown):
+            own = [r for r in shown if (r["method"], r["kernel"]) == label]
+            points = [r for r in own if low <= r["mean"] <= high]
+            name = label[0] if label[1] == "-" else " ".join(label)
+            bars = ax.errorbar(
+                [r["truth"] for r in points],
+                [r["mean"] for r in points],
+                [r["std"] or 0.0 for r in points],
+                fmt="o",
+                markersize=4,
+                alpha=0.7,
+                label=name,
+            )
+            colour = bars.lines[0].get_color()
+            outside += [(r["truth"], r["mean"], colour) for r in own if r not in points]
+        if outside:
+            ax.margins(y=0.15)  # for their numbers
+        bottom, top = ax.get_ylim()
+        bottom, top = max(bottom, low), min(top, high)
+        ax.set_ylim(bottom, top)
+        for truth, value, colour in outside:
+            edge, marker, side = (top, "^", -14) if value > high else (bottom, "v", 8)
+            ax.plot(truth, edge, color=colour, marker=marker, clip_on=False, alpha=0.7)
+            style = {"textcoords": "offset points", "ha": "center", "fontsize": 7}
+            ax.annotate(f"{value:.4g}", (truth, edge), (0, side), **style)
+        ax.set_title("" if kind == "-" else f"features: {kind}")
+        ax.set_xlabel("truth (nats)")
+        ax.set_ylabel("estimate (nats)")
+        ax.legend(fontsize=7, frameon=False)
+    with atomic_path(path) as temporary:
+        figure.savefig(temporary, dpi=120)

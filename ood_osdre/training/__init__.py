@@ -1,0 +1,1 @@
+r"""Training: batches, the loop, checkpoints and run folders, several processes."""

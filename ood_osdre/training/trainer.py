@@ -1,0 +1,348 @@
+r"""The one training loop, for the command, the plugin and the tasks.
+
+The loop knows neither images nor files of data: it is given `batches`, a function from the step
+to a :class:`Batch`, and `validate`, a function from a ratio to named numbers. As a batch depends on
+its step alone, the state of a run is its weights, the optimiser and the step, and a resumed run
+ends with the same weights as an uninterrupted one (bit for bit on a CPU).
+
+Every length is in steps: warm-up, cosine decay, validation and checkpoints. A time budget only
+stops a run, which can then be resumed; it never changes the schedule.
+
+The ratio that is validated, kept and deployed has exponentially averaged weights, its basis
+included, so that its :math:`\bar g` belongs to the averaged shapes.
+"""
+
+__all__ = ["Outcome", "Trainer"]
+
+import copy
+import json
+import math
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from ..errors import UserError
+from ..models.ratio import RatioModel
+from ..objectives import Batch
+from ..sections import TrainingConfig
+from . import checkpoint as checkpoints
+from . import distributed
+from .batches import step_generator
+from .checkpoint import pack_state, unpack_state
+from .optimisation import adamw, autocast_dtype, average_into, learning_rate_factor
+from .run import RunLog, caught_signals
+
+# Steps between two looks at the loss, which wait for the device, and between lines of the log.
+REPORT_EVERY, LOG_EVERY = 20, 100
+
+# The stream of the directions that sliced terms look along, beside those of the data's batches.
+PROBE = 6
+
+# What of an outcome the checkpoint holds.
+PROGRESS = ("step", "seconds", "best", "history")
+
+Validate = Callable[[RatioModel], Mapping[str, float]]
+
+
+@dataclass
+class Outcome:
+    r"""How far a run came.
+
+    Attributes:
+        step: The number of steps done.
+        finished: Whether that is all of them.
+        reason: Why the run stopped.
+        seconds: The training time so far, resumed parts included.
+        best: The validation of the selected step, empty if there was none.
+        history: Every validation.
+    """
+
+    step: int = 0
+    finished: bool = False
+    reason: str = ""
+    seconds: float = 0.0
+    best: dict[str, float] = field(default_factory=dict)
+    history: list[dict[str, float]] = field(default_factory=list)
+
+
+class Trainer:
+    r"""Trains a ratio.
+
+    Arguments:
+        ratio: The ratio, whose parameters also say the device.
+        objective: The objective.
+        batches: A function from the step to a batch.
+        options: Steps, optimiser, averaging and precision.
+        validate: A function from the averaged ratio to named numbers.
+        select: The name of the number whose largest value selects the step that is kept; None
+            keeps the last.
+        folder: The folder of checkpoints and `log.jsonl`; None writes nothing.
+        metadata: What is stored with the selected model, to rebuild it.
+    """
+
+    def __init__(
+        self,
+        ratio: RatioModel,
+        objective: nn.Module,
+        batches: Callable[[int], Batch],
+        options: TrainingConfig,
+        validate: Validate | None = None,
+        select: str | None = "val_auroc",
+        folder: Path | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.ratio, self.objective = ratio, objective
+        self.batches, self.options = batches, options
+        self.validate, self.select, self.folder = validate, select, folder
+        self.output = folder if distributed.is_first() else None
+        self.log = None if self.output is None else RunLog(self.output)
+        self.metadata = dict(metadata or {})
+        self.device = next(ratio.parameters()).device
+        if options.channels_last:
+            ratio.to(memory_format=torch.channels_last)
+        self.averaged = copy.deepcopy(ratio).eval().requires_grad_(False)
+        self.kept = self.averaged
+        self.optimizer = adamw(ratio, objective, options)
+        dtype = autocast_dtype(options.amp, self.device)
+        self.autocast = torch.autocast(self.device.type, dtype, enabled=dtype is not None)
+        self.scaler = torch.amp.GradScaler(
+            self.device.type, enabled=dtype is torch.float16 and self.device.type == "cuda"
+        )
+        together: nn.Module = _Together(ratio, objective)
+        if options.compile:
+            together = torch.compile(together)  # type: ignore[assignment]
+        self.loss = distributed.parallel(together, self.device)
+        if options.batch_size % distributed.world_size():
+            raise UserError(
+                f"training.batch_size: got {options.batch_size}, expected a multiple of the "
+                f"{distributed.world_size()} processes."
+            )
+        self.outcome = Outcome()
+        self._began = 0, time.monotonic()
+
+    def step(self, batch: Batch) -> dict[str, Tensor]:
+        r"""Takes one optimiser step.
+
+        Arguments:
+            batch: The batch.
+
+        Returns:
+            The mean loss of each term and of their `total`, detached, on the device.
+        """
+        options, step = self.options, self.outcome.step
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["peak"] * learning_rate_factor(step, options)
+        self.ratio.train()
+        rows = distributed.share(len(batch.t))
+        batch = self._with_probe(batch)
+        batch = Batch(*(None if x is None else x[rows] for x in batch))  # type: ignore[arg-type]
+        with self.autocast:
+            losses = {k: v.mean() for k, v in self.loss(batch).items()}
+
+        self.optimizer.zero_grad(set_to_none=True)
+        self.scaler.scale(losses["total"]).backward()
+        self.scaler.unscale_(self.optimizer)
+        if options.clip:
+            parameters = [p for g in self.optimizer.param_groups for p in g["params"]]
+            nn.utils.clip_grad_norm_(parameters, options.clip)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
+        # Early on, the average follows the weights more closely than its final decay would.
+        average_into(self.averaged, self.ratio, min(options.ema, (1 + step) / (10 + step)))
+        self.outcome.step += 1
+        return {k: v.detach() for k, v in losses.items()}
+
+    def _with_probe(self, batch: Batch) -> Batch:
+        r"""Adds the directions that sliced terms look along, if no batch brought them."""
+        if batch.probe is not None or not getattr(self.objective, "needs_probe", False):
+            return batch
+        like = batch.noise
+        generator = step_generator(self.options.seed, PROBE, self.outcome.step, like.device)
+        probe = torch.randn(like.shape, generator=generator, device=like.device, dtype=like.dtype)
+        return batch._replace(probe=probe)
+
+    def run(
+        self, time_budget: float | None = None, progress: bool = True, resume: bool = False
+    ) -> Outcome:
+        r"""Trains to the last step, or until the time budget or a signal stops it.
+
+        Arguments:
+            time_budget: The number of seconds after which to save and stop.
+            progress: Whether to show a progress bar.
+            resume: Whether to go on from the folder's checkpoint, if there is one.
+
+        Returns:
+            The outcome. If it is finished, `kept` is the selected ratio.
+
+        Raises:
+            UserError: If the loss is not finite. The last checkpoint stays as it was.
+        """
+        if resume:
+            self._resume()
+        if self.log is not None:
+            self.log.start(self.outcome.step)
+        started, before = time.monotonic(), self.outcome.seconds
+        self._began = self.outcome.step, started
+        options, out, look = self.options, self.outcome, 0
+        bar = tqdm(
+            total=options.steps, initial=out.step, disable=not progress, unit="step", leave=True
+        )
+        with caught_signals() as received, bar:
+            while out.step < options.steps:
+                losses = self.step(self.batches(out.step))
+                out.seconds = before + time.monotonic() - started
+                bar.update()
+                validated = self._due(options.eval_every)
+                if validated or out.step % REPORT_EVERY == 0:
+                    self._report(bar, losses, validated)
+                # Nothing is left to resume after the last.
+                if look <= out.step < options.steps:
+                    elapsed = time.monotonic() - started
+                    reason = _stop_reason(received, time_budget, elapsed)
+                    look = out.step + self._stride(elapsed)
+                    out.reason, look = distributed.from_first((reason, look))
+                if out.reason or self._due(options.checkpoint_every):
+                    self._check_finite(losses)
+                    self._save()
+                if out.reason:
+                    return out
+        out.finished, out.reason = True, "finished"
+        self._finish()
+        return out
+
+    def _stride(self, elapsed: float) -> int:
+        r"""Returns the number of steps to the next look at the signals and the time budget.
+
+        Processes wait for each other and for the device to agree on it, so that several of them
+        look about once a second.
+        """
+        if distributed.world_size() == 1:
+            return 1
+        steps = self.outcome.step - self._began[0]
+        return max(1, min(REPORT_EVERY, int(steps / max(elapsed, 1e-9))))
+
+    def _due(self, every: int) -> bool:
+        return self.outcome.step % every == 0 or self.outcome.step == self.options.steps
+
+    def _report(self, bar: tqdm, losses: Mapping[str, Tensor], validate: bool) -> None:
+        out = self.outcome
+        losses = self._check_finite(losses)
+        first, started = self._began
+        elapsed = max(time.monotonic() - started, 1e-9)
+        images = 2 * self.options.batch_size * (out.step - first) / elapsed
+        entry = {
+            "step": out.step,
+            "seconds": round(out.seconds, 3),
+            "images_per_second": round(images, 1),
+        }
+        entry |= {f"loss_{name}": float(value) for name, value in losses.items()}
+        if validate and self.validate is not None:
+            self.averaged.eval()
+            numbers = {k: float(v) for k, v in self.validate(self.averaged).items()}
+            entry |= numbers
+            self._keep({"step": out.step, "seconds": round(out.seconds, 3), **numbers})
+        bar.set_postfix(
+            loss=f"{entry['loss_total']:.3f}",
+            img_s=f"{images:.0f}",
+            val=f"{out.history[-1].get(self.select or '', math.nan):.4f}" if out.history else "-",
+        )
+        if self.log is not None and (validate or out.step % LOG_EVERY == 0):
+            self.log.write(entry)
+
+    def _keep(self, numbers: dict[str, float]) -> None:
+        r"""Records a validation and keeps the averaged ratio if it is the best so far."""
+        out = self.outcome
+        out.history.append(numbers)
+        if self.select is None:
+            out.best = numbers
+            return
+        if self.select not in numbers:
+            names = ", ".join(sorted(numbers.keys() - {"step", "seconds"}))
+            raise UserError(f"evaluation.select: no {self.select!r} among {names}.")
+        if not out.best or numbers[self.select] > out.best[self.select]:
+            out.best = numbers
+            self.kept = copy.deepcopy(self.averaged)
+
+    def _finish(self) -> None:
+        if self.select is None or not self.outcome.best:
+            self.kept = self.averaged
+        if self.output is not None:
+            checkpoints.write_checkpoint(
+                self.output, checkpoints.MODEL, self.kept.state_dict(), self.metadata
+            )
+
+    def _modules(self) -> dict[str, nn.Module]:
+        return {
+            "ratio": self.ratio,
+            "averaged": self.averaged,
+            "kept": self.kept,
+            # Learnable paths, data scores: whatever else the optimiser trains.
+            "objective": self.objective,
+        }
+
+    def _save(self) -> None:
+        if self.output is None:
+            return
+        out = self.outcome
+        metadata = {
+            **{key: getattr(out, key) for key in PROGRESS},
+            "scaler": self.scaler.state_dict(),
+            "run": self.metadata,
+        }
+        tensors = pack_state(self._modules(), self.optimizer)
+        checkpoints.write_checkpoint(self.output, checkpoints.STATE, tensors, metadata)
+
+    def _resume(self) -> None:
+        if self.folder is None or not checkpoints.exists(self.folder, checkpoints.STATE):
+            return
+        tensors, metadata = checkpoints.read_checkpoint(self.folder, checkpoints.STATE)
+        source = self.folder / f"{checkpoints.STATE}.json"
+        if missing := {"run", "scaler", *PROGRESS} - metadata.keys():
+            raise UserError(f"{source}: {min(missing)} is missing, expected the state of a run.")
+        if metadata["run"] != json.loads(json.dumps(self.metadata)):
+            raise UserError(
+                f"{source}: written by a run with another configuration or other data, "
+                "cannot be resumed by this one."
+            )
+        self.kept = copy.deepcopy(self.averaged)
+        unpack_state(tensors, self._modules(), self.optimizer, source)
+        self.scaler.load_state_dict(metadata["scaler"])
+        self.outcome = Outcome(**{key: metadata[key] for key in PROGRESS})
+
+    def _check_finite(self, losses: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        r"""Returns the losses over all processes, which are to be finite."""
+        losses = {k: distributed.mean_over_processes(v) for k, v in losses.items()}
+        bad = [name for name, value in losses.items() if not torch.isfinite(value)]
+        if bad:
+            raise UserError(
+                f"training: the loss {bad[0]!r} is not finite at step {self.outcome.step}; "
+                "lower training.lr or objective.delta, or switch training.amp to none."
+            )
+        return losses
+
+
+class _Together(nn.Module):
+    r"""The ratio and the objective as one module, whose gradients processes can average."""
+
+    def __init__(self, ratio: RatioModel, objective: nn.Module) -> None:
+        super().__init__()
+        self.ratio, self.objective = ratio, objective
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        return self.objective(self.ratio, batch)
+
+
+def _stop_reason(received: list[int], budget: float | None, elapsed: float) -> str:
+    if received:
+        return signal.Signals(received[0]).name
+    if budget is not None and elapsed >= budget:
+        return "time budget"
+    return ""
