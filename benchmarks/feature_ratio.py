@@ -11,7 +11,6 @@ import argparse
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
 from pathlib import Path
 
 import bench_tables
@@ -24,16 +23,17 @@ from torch import Tensor
 from ood_osdre.arguments import count
 from ood_osdre.config import Config, load_config
 from ood_osdre.data import BenchmarkData, ImageSet, load_benchmark, load_manifest
-from ood_osdre.data.preprocess import Preprocess
+from ood_osdre.data.standardise import Preprocess
 from ood_osdre.detectors.feature_ratio import FeatureRatio, FeatureRatioOptions
 from ood_osdre.errors import UserError, exit_status
-from ood_osdre.evaluation.experiment import device_name, train_run
 from ood_osdre.evaluation.metrics import OODMetrics, ood_metrics
 from ood_osdre.evaluation.records import RunRecord
 from ood_osdre.models.classifier import Classifier
 from ood_osdre.models.frozen import collect_features, extract_features
 from ood_osdre.plugin.openood import OSDRENet
+from ood_osdre.runs import train_run
 from ood_osdre.training.batches import broadened
+from ood_osdre.training.distributed import device_name
 
 OUT = Path("runs") / "feature_ratio"
 BATCH = 500
@@ -166,10 +166,10 @@ def run(args: argparse.Namespace) -> int:
     }
     RunRecord(
         config={
-            **replace(config, benchmark=manifest.name).to_dict(),
+            **config.replace(benchmark=manifest.name).to_dict(),
             "neighbours": bench_tables.NEIGHBOURS,
             "bank": len(id_features),
-            "heads": {name: asdict(head.options) for name, head in heads.items()},
+            "heads": {name: head.options.to_dict() for name, head in heads.items()},
         },
         seed=config.training.seed,
         benchmark=manifest.name,

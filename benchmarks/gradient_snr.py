@@ -41,7 +41,6 @@ from tqdm import tqdm
 
 from ood_osdre.arguments import count
 from ood_osdre.errors import UserError, exit_status
-from ood_osdre.evaluation.experiment import device_name
 from ood_osdre.evaluation.records import RunRecord
 from ood_osdre.objectives import (
     ConditionalScoreMatching,
@@ -51,6 +50,7 @@ from ood_osdre.objectives import (
     TimeScoreMatching,
 )
 from ood_osdre.paths.times import UniformTimes
+from ood_osdre.training.distributed import device_name
 
 OUT = Path("runs") / "gradient_snr"
 # The half gaps of the path difference as a loss, and where it stands for an expectation.

@@ -21,13 +21,11 @@ from ood_osdre.paths.noises import DDBINoise
 from ood_osdre.paths.schedules import TrigonometricSchedule
 from ood_osdre.paths.times import Times, UniformTimes
 from ood_osdre.paths.weights import InverseVarianceWeight
-from ood_osdre.training.batches import step_generator
+from ood_osdre.training.batches import Stream, step_generator
 
 GROUPS = 8
 GRID = 4
 GAMMA2, EPS = 0.01, 0.005
-# Streams of randomness of a seed.
-CLUSTERS, DRAWS = 0, 1
 # The samples of each end from which the weight is made.
 MOMENTS = 8192
 
@@ -133,7 +131,7 @@ class Bench:
 
     def __init__(self, backbone: nn.Module, samples: int, batch: int, seed: int) -> None:
         self.backbone, self.samples, self.batch, self.seed = backbone, samples, batch, seed
-        generator = step_generator(seed, CLUSTERS, 0, "cpu")
+        generator = step_generator(seed, Stream.BATCH, 0, "cpu")
         self.reference, self.id = Clusters.random(generator), Clusters.random(generator)
         self.ratio = OneStepRatio(nn.Identity(), RBFBasis("rq", 16, sigma=0.5))
         self.path = GaussianPath(TrigonometricSchedule(), DDBINoise(GAMMA2, EPS))
@@ -154,7 +152,7 @@ class Bench:
         """
         times = UniformTimes() if times is None else times
         for step in range(self.samples // self.batch):
-            generator = step_generator(self.seed, DRAWS, step, "cpu")
+            generator = step_generator(self.seed, Stream.MOMENTS, step, "cpu")
             x_0 = self.reference.sample(self.batch, generator)
             x_1 = self.id.sample(self.batch, generator)
             t = times.sample(self.batch, generator)

@@ -28,8 +28,8 @@ from tqdm import tqdm
 from ood_osdre import cli as eval_ood
 from ood_osdre.arguments import count, number
 from ood_osdre.errors import UserError
-from ood_osdre.evaluation.run_folders import differences
 from ood_osdre.files import atomic_path
+from ood_osdre.runs import differences
 
 # Of a method's name, what a folder's should not hold.
 REPLACED = (

@@ -38,7 +38,7 @@ class Logits(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         r"""Returns the logits, with shape :math:`(B, C)`."""
-        logits = self.ratio.coefficients(x).logits
+        logits = self.ratio.predict(x).logits
         assert logits is not None
         return logits
 

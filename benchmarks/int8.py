@@ -34,9 +34,9 @@ from ood_osdre.arguments import count
 from ood_osdre.config import Config
 from ood_osdre.data import BenchmarkData, load_benchmark, load_manifest
 from ood_osdre.errors import UserError, exit_status
-from ood_osdre.evaluation.experiment import load_scorer
 from ood_osdre.evaluation.metrics import ood_metrics
 from ood_osdre.evaluation.records import RunRecord
+from ood_osdre.evaluation.scorer import load_scorer
 from ood_osdre.export import export_scorer
 
 OUT = Path("runs") / "int8"

@@ -16,7 +16,6 @@ import argparse
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import bench_tables
@@ -49,7 +48,7 @@ from ood_osdre.paths.schedules import TrigonometricSchedule
 from ood_osdre.paths.weights import InverseVarianceWeight, NoiseVarianceWeight
 from ood_osdre.sections import TrainingConfig
 from ood_osdre.tasks.gaussians import GaussianMixture
-from ood_osdre.training.batches import step_generator
+from ood_osdre.training.batches import Stream, step_generator
 from ood_osdre.training.trainer import Trainer
 
 OUT = Path("runs") / "joint_score"
@@ -86,7 +85,7 @@ def exact_score(x: Tensor, t: float) -> Tensor:
 
 def batches(step: int) -> Batch:
     r"""Returns the batch of a step."""
-    g = step_generator(SEED, 0, step, "cpu")
+    g = step_generator(SEED, Stream.BATCH, step, "cpu")
     x_0, noise, probe = torch.randn(3, BATCH, 2, generator=g)
     return Batch(
         x_0, DATA.sample(BATCH, g).float(), torch.rand(BATCH, generator=g), noise, probe=probe
@@ -199,7 +198,7 @@ def run(args: argparse.Namespace) -> int:
             "path": f"trigonometric; DDBI gamma2={GAMMA2} eps={EPS}",
             "width": WIDTH,
             "size": SIZE,
-            "training": asdict(training(args.steps)),
+            "training": training(args.steps).to_dict(),
         },
         seed=SEED,
         device="cpu",

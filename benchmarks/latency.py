@@ -37,9 +37,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from ood_osdre.arguments import count
-from ood_osdre.conflicts import WIDTH_STEP
 from ood_osdre.errors import UserError, exit_status
-from ood_osdre.evaluation.experiment import device_name
 from ood_osdre.evaluation.records import RunRecord
 from ood_osdre.models.bases import RBFBasis
 from ood_osdre.models.networks import CoefficientNetwork, ResNetBackbone
@@ -49,8 +47,8 @@ from ood_osdre.objectives import Batch, EndPointLoss, Objective
 from ood_osdre.paths.gaussian import GaussianPath
 from ood_osdre.paths.noises import DDBINoise
 from ood_osdre.paths.schedules import TrigonometricSchedule
-from ood_osdre.sections import TrainingConfig
-from ood_osdre.training.distributed import find_device
+from ood_osdre.sections import WIDTH_STEP, TrainingConfig
+from ood_osdre.training.distributed import device_name, find_device
 from ood_osdre.training.trainer import Trainer
 
 OUT = Path("runs") / "latency"

@@ -15,7 +15,6 @@ import time
 import zipfile
 import zlib
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +132,7 @@ def run(args: argparse.Namespace) -> int:
         table, config = add_ksg(args.add_ksg, args.samples)
     else:
         check_method(args.method)
-        options = replace(DEFAULTS, steps=args.steps)
+        options = DEFAULTS.replace(steps=args.steps)
         if args.rows is not None and args.rows < LEAST_ROWS:
             raise UserError(f"--rows: got {args.rows}, expected at least {LEAST_ROWS}.")
         for path in paths:

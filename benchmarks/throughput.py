@@ -39,16 +39,15 @@ from ood_osdre.arguments import count
 from ood_osdre.config import Config, load_config
 from ood_osdre.data import load_benchmark, load_manifest
 from ood_osdre.data.benchmark import BenchmarkData
-from ood_osdre.data.preprocess import Preprocess
+from ood_osdre.data.standardise import Preprocess
 from ood_osdre.data.status import inspect
 from ood_osdre.errors import exit_status
 from ood_osdre.evaluation.evaluate import Evaluation, evaluate_benchmark
-from ood_osdre.evaluation.experiment import device_name
 from ood_osdre.evaluation.records import RunRecord
 from ood_osdre.evaluation.scores import ROLES
 from ood_osdre.models.build import build_ratio
 from ood_osdre.plugin.openood.host import is_importable, require
-from ood_osdre.training.distributed import find_device
+from ood_osdre.training.distributed import device_name, find_device
 
 OUT = Path("runs") / "throughput"
 HOST_BATCH = 200  # OpenOOD's default
@@ -154,10 +153,10 @@ class Bench:
                 x = self.preprocess(torch.as_tensor(batch))
                 self._wait()
                 started = time.perf_counter()
-                h = self.ratio.coefficients(x)
+                score = self.ratio.predict(x).score
                 self._wait()
                 seconds += time.perf_counter() - started
-                scores.append(self.ratio.log_ratio_of(h.total).cpu())
+                scores.append(score.cpu())
         return Pass({BARE: seconds}, torch.cat(scores).numpy())
 
     @torch.inference_mode()

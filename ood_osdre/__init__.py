@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from .detectors.feature_ratio import FeatureRatio
     from .detectors.one_step import OneStepDetector
     from .errors import UserError
-    from .evaluation.experiment import Scorer, load_scorer
     from .evaluation.metrics import OODMetrics, ood_metrics
+    from .evaluation.scorer import Scorer, load_scorer
     from .models.bases import RBFBasis, TemporalBasis
     from .models.networks import MLP, CoefficientNetwork, Coefficients, ResNetBackbone
     from .models.ratio import FoldedRatio, OneStepRatio
@@ -73,7 +73,7 @@ _HOMES = {
     "detectors.one_step": ("OneStepDetector",),
     "errors": ("UserError",),
     "evaluation.metrics": ("OODMetrics", "ood_metrics"),
-    "evaluation.experiment": ("Scorer", "load_scorer"),
+    "evaluation.scorer": ("Scorer", "load_scorer"),
     "models.bases": ("RBFBasis", "TemporalBasis"),
     "models.networks": ("MLP", "CoefficientNetwork", "Coefficients", "ResNetBackbone"),
     "models.ratio": ("FoldedRatio", "OneStepRatio"),

@@ -13,18 +13,16 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .arguments import count, number
 from .config import Config, load_config, override_config
-from .conflicts import unread
 from .data.manifests import BENCHMARKS, benchmark_names
 from .errors import FAILED, UserError, exit_status
-from .evaluation.run_folders import RESULTS, holds, is_evaluation_of, refuse_existing
+from .evaluation.records import read_record
 from .resources import names
-from .training.run import claimed
+from .training.run import MODEL, RECORD, RESULTS, STATE, claimed, holds, refuse_existing
 
 if TYPE_CHECKING:
     import torch
@@ -155,7 +153,7 @@ def train_and_evaluate(args: argparse.Namespace) -> "MetricsTable | None":
         refuse_existing(args.out, folders, args.resume)  # again, as loading may have taken a while
         tables = []
         for seed, folder in folders.items():
-            seeded = replace(config, training=replace(config.training, seed=seed))
+            seeded = config.replace(training=config.training.replace(seed=seed))
             with nullcontext() if folder == args.out else claim(folder):
                 table = one_seed(args, seeded, data, folder, device)
             if table is None:
@@ -182,8 +180,7 @@ def one_seed(
 
     A seed that is finished is not evaluated again: its table is made from its scores.
     """
-    from .evaluation.experiment import evaluate_run, train_run
-    from .evaluation.run_folders import finished_table
+    from .runs import evaluate_run, finished_table, train_run
 
     if args.resume and (folder / "run.json").exists():
         return finished_table(folder, config, data)
@@ -220,13 +217,13 @@ def evaluate_checkpoint(args: argparse.Namespace) -> "MetricsTable":
     device = pick_device(args.device)
 
     from .data import load_benchmark, load_manifest
-    from .evaluation.experiment import evaluate_run, load_scorer
+    from .evaluation.scorer import load_scorer
+    from .runs import evaluate_run
 
     scorer = load_scorer(args.checkpoint, device)
     source = str(args.checkpoint)
     config = override_config(scorer.metadata["config"], args.overrides, source)
-    for problem in unread(args.overrides, config.estimator):  # the record would say it was used
-        raise UserError(f"--checkpoint {source}: {problem}")
+    refuse_unread(args.overrides, config.estimator, source)
     if args.id not in (None, config.id):
         raise UserError(f"--checkpoint {source}: trained with --id {config.id}, not {args.id}.")
     manifest = load_manifest(args.benchmark or config.benchmark, config.id)
@@ -245,12 +242,46 @@ def evaluate_checkpoint(args: argparse.Namespace) -> "MetricsTable":
         args.out = Path("runs") / f"{name}-on-{manifest.name}"
     with claim(args.out):
         selection = f"given: {source}"
-        if holds(args.out, *RESULTS) and not is_evaluation_of(args.out, selection):
+        if holds(args.out, *RESULTS) and not _is_evaluation_of(args.out, selection):
             raise UserError(
                 f"--out {args.out}: holds other results than those of --checkpoint {source}; "
                 "choose another folder."
             )
         return evaluate_run(scorer, data, config, args.out, selection, progress=not args.quiet)
+
+
+def _is_evaluation_of(folder: Path, selection: str) -> bool:
+    r"""Returns whether a folder holds the evaluation of a checkpoint, and nothing else's."""
+    return (
+        holds(folder, RECORD)
+        and not holds(folder, STATE, MODEL)
+        and read_record(folder / RECORD).get("selection") == selection
+    )
+
+
+# What reads an option of `evaluation` that not everything reads.
+READERS = {
+    **dict.fromkeys(("select", "use_ood_val"), "training"),
+    **dict.fromkeys(("solver", "evaluations", "tolerance"), "time_conditioned"),
+    **dict.fromkeys(("score", "neighbours"), "classifier"),
+}
+
+
+def refuse_unread(overrides: Sequence[str], estimator: str, source: str) -> None:
+    r"""Raises an error for an option that would change nothing, which the record would name.
+
+    Arguments:
+        overrides: `"evaluation.NAME=value"` texts.
+        estimator: The estimator of the checkpoint.
+        source: The checkpoint.
+    """
+    for override in overrides:
+        key = override.partition("=")[0].strip()
+        reader = READERS.get(key.removeprefix("evaluation."), estimator)
+        if reader != estimator:
+            raise UserError(
+                f"--checkpoint {source}: {key}: is for {reader}, this evaluates a trained {estimator}."
+            )
 
 
 def announce(message: str) -> None:
@@ -283,10 +314,10 @@ def read_config(args: argparse.Namespace, name: str) -> Config:
     if args.max_steps is None or args.max_steps >= config.training.steps:
         return config
     t, steps = config.training, args.max_steps
-    short = replace(
-        t, steps=steps, warmup=min(t.warmup, steps // 5), eval_every=min(t.eval_every, steps)
+    short = t.replace(
+        steps=steps, warmup=min(t.warmup, steps // 5), eval_every=min(t.eval_every, steps)
     )
-    return replace(config, training=short)
+    return config.replace(training=short)
 
 
 def pick_device(name: str) -> "torch.device":

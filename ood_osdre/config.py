@@ -1,38 +1,27 @@
-r"""The configuration of a run: frozen dataclasses that a YAML file and the command line fill.
+r"""The configuration of a run: sections of options that a YAML file and the command line fill.
 
-A file holds values only. Whatever it leaves out takes the default documented here; whatever it
-says that is not documented here is refused, in one line that names the file and the key.
-`extends: NAME` starts from another configuration, one level deep. Overrides, `section.key=value`
-pairs with YAML values, come last.
+A file holds values only. Whatever it leaves out takes its default (:mod:`ood_osdre.sections`); a key
+that does not exist is refused, in one line that names the file and the key. `extends: NAME` starts
+from another configuration, one level deep. Overrides, `section.key=value` with YAML values, come
+last.
 
-Nothing here imports torch: `--help` and a mistyped key cost no second.
+Nothing here imports torch: `--help` and a mistyped key do not wait for it.
 """
 
-__all__ = [
-    "BasisConfig",
-    "Config",
-    "DataConfig",
-    "EvaluationConfig",
-    "NetworkConfig",
-    "ObjectiveConfig",
-    "PathConfig",
-    "TimesConfig",
-    "TrainingConfig",
-    "load_config",
-    "override_config",
-]
+__all__ = ["Config", "load_config", "override_config"]
 
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from .conflicts import conflicts
-from .errors import UserError, nearest
-from .options import Section, Value, check, option_types, parse_yaml, read_yaml
-from .resources import find
+from pydantic import model_validator
+from typing_extensions import Self
+
+from .errors import UserError
+from .options import Options, advice, shown
+from .resources import find, parse_yaml, read_yaml
 from .sections import (
     BasisConfig,
     DataConfig,
@@ -44,29 +33,40 @@ from .sections import (
     TrainingConfig,
 )
 
+# The terms that can train each estimator, and those that it takes besides.
+TERMS = {
+    "one_step": ("endpoint", "conditional", "time_score", "path_difference"),
+    "direct": ("endpoint",),
+    "time_conditioned": ("conditional", "time_score"),
+    "classifier": ("class_weight",),
+}
+EXTRAS = {
+    "one_step": ("class_weight", "outlier_exposure", "shrinkage", "path_variance"),
+    "direct": ("class_weight", "outlier_exposure", "shrinkage"),
+    "time_conditioned": (),
+    "classifier": ("outlier_exposure",),
+}
 
-@dataclass(frozen=True)
-class Config(Section):
+
+class Config(Options):
     r"""A whole run.
-
-    Equal configurations are equal objects, and have the same :meth:`digest` in every process.
 
     Attributes:
         id: The in-distribution data set.
         benchmark: The manifest that lists the reference and OOD sets.
         reference: The reference set; null for the manifest's own.
-        estimator: The one-step ratio, or a rival (:mod:`ood_osdre.baselines`): a direct ratio, a
-            time-conditioned score, a classifier.
+        estimator: The one-step ratio, or a baseline: a direct ratio, a time-conditioned score, a
+            classifier.
         title: The title of tables and plots.
         note: Anything worth recording with the run.
-        network: See :class:`NetworkConfig`.
-        basis: See :class:`BasisConfig`.
-        path: See :class:`PathConfig`.
-        times: See :class:`TimesConfig`.
-        objective: See :class:`ObjectiveConfig`.
-        data: See :class:`DataConfig`.
-        training: See :class:`TrainingConfig`.
-        evaluation: See :class:`EvaluationConfig`.
+        network: See :class:`~ood_osdre.sections.NetworkConfig`.
+        basis: See :class:`~ood_osdre.sections.BasisConfig`.
+        path: See :class:`~ood_osdre.sections.PathConfig`.
+        times: See :class:`~ood_osdre.sections.TimesConfig`.
+        objective: See :class:`~ood_osdre.sections.ObjectiveConfig`.
+        data: See :class:`~ood_osdre.sections.DataConfig`.
+        training: See :class:`~ood_osdre.sections.TrainingConfig`.
+        evaluation: See :class:`~ood_osdre.sections.EvaluationConfig`.
 
     Example:
         >>> config = Config.from_mapping({"training": {"steps": 100}})
@@ -80,19 +80,14 @@ class Config(Section):
     estimator: Literal["one_step", "direct", "time_conditioned", "classifier"] = "one_step"
     title: str | None = None
     note: str | None = None
-    network: NetworkConfig = field(default_factory=NetworkConfig)
-    basis: BasisConfig = field(default_factory=BasisConfig)
-    path: PathConfig = field(default_factory=PathConfig)
-    times: TimesConfig = field(default_factory=TimesConfig)
-    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
-    data: DataConfig = field(default_factory=DataConfig)
-    training: TrainingConfig = field(default_factory=TrainingConfig)
-    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for problem in conflicts(self):
-            raise UserError(f"Config: {problem}")
+    network: NetworkConfig = NetworkConfig()
+    basis: BasisConfig = BasisConfig()
+    path: PathConfig = PathConfig()
+    times: TimesConfig = TimesConfig()
+    objective: ObjectiveConfig = ObjectiveConfig()
+    data: DataConfig = DataConfig()
+    training: TrainingConfig = TrainingConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any], source: str = "config") -> "Config":
@@ -102,33 +97,103 @@ class Config(Section):
             mapping: Sections of options, and top-level options.
             source: The file or origin to name in messages.
         """
-        return _build(_flatten(mapping, source), source)
-
-    def to_dict(self) -> dict[str, Any]:
-        r"""Returns the configuration as a nested mapping of plain JSON and YAML values."""
-        return json.loads(json.dumps(asdict(self)))
+        return _build([(source, _flat(mapping, source))], source)
 
     def digest(self) -> str:
         r"""Returns a hash of the contents, the same in every process and on every machine."""
-        text = json.dumps(self.to_dict(), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()
+        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        for key in ("id", "benchmark", "reference", "title", "note"):
+            if getattr(self, key) == "":
+                raise ValueError(f"{key}: got '', expected some text.")
+        return self
+
+    @model_validator(mode="after")
+    def _check_terms(self) -> Self:
+        objective, estimator = self.objective, self.estimator
+        terms, extras = TERMS[estimator], EXTRAS[estimator]
+        on = [term for term in terms if getattr(objective, term)]
+        for term in ("class_weight", "outlier_exposure"):
+            if getattr(objective, term) and not self.network.classes_head:
+                raise ValueError(f"objective.{term}: is on, but network.classes_head is false.")
+        if not on:
+            raise ValueError(
+                f"objective: no term trains the {estimator} estimator, set one of "
+                f"{', '.join(terms)} above 0."
+            )
+        for term in sorted({t for group in (*TERMS.values(), *EXTRAS.values()) for t in group}):
+            if getattr(objective, term) and term not in (*terms, *extras):
+                raise ValueError(
+                    f"objective.{term}: is on, but estimator {estimator} has no use for it."
+                )
+        if estimator == "time_conditioned" and len(on) > 1:
+            raise ValueError(f"objective: got {' and '.join(on)}, expected one for {estimator}.")
+        return self
+
+    @model_validator(mode="after")
+    def _check_network(self) -> Self:
+        network, objective, estimator = self.network, self.objective, self.estimator
+        if estimator == "time_conditioned":
+            if network.kind == "unet":
+                raise ValueError(
+                    "network.kind: got unet, expected resnet or mlp for its estimator."
+                )
+            if network.norm == "batch":
+                raise ValueError(f"network.norm: got batch, expected group for {estimator}.")
+        if objective.data_score:
+            beside = [t for t in ("conditional", "time_score") if getattr(objective, t)]
+            if network.kind == "resnet":
+                raise ValueError(
+                    "objective.data_score: is on, but network.kind resnet has no decoder; unet has."
+                )
+            if estimator != "one_step" or len(beside) != 1:
+                raise ValueError(
+                    "objective.data_score: is on, expected beside objective.conditional or "
+                    f"objective.time_score of one_step, got {beside} of {estimator}."
+                )
+        per_block = objective.conditional and objective.conditional_form.endswith("per_block")
+        if per_block and network.kind != "resnet":
+            raise ValueError(
+                f"objective.conditional_form: {objective.conditional_form} needs network.kind "
+                f"resnet, got {network.kind}."
+            )
+        differentiated = objective.data_score or estimator == "time_conditioned"
+        if self.training.compile and objective.time_score and differentiated:
+            raise ValueError(
+                "training.compile: is on, but this objective.time_score differentiates the network "
+                "in its inputs, which a compiled one cannot do twice."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_learnable_path(self) -> Self:
+        path = self.path
+        if not self.objective.path_variance:
+            return self
+        if not path.schedule.startswith("kumaraswamy"):
+            raise ValueError(
+                f"objective.path_variance: is on, but path.schedule {path.schedule} has no "
+                "parameters."
+            )
+        if path.noise != "dequantisation" and path.gamma2 == 0:
+            raise ValueError("path.gamma2: got 0, expected more with objective.path_variance.")
+        return self
 
 
-SECTIONS: dict[str, type] = {
-    name: hint
-    for name, hint in option_types(Config).items()
-    if isinstance(hint, type) and issubclass(hint, Section)
+SECTIONS = {
+    name: field.annotation
+    for name, field in Config.model_fields.items()
+    if isinstance(field.annotation, type) and issubclass(field.annotation, Options)
 }
-KEYS = [
-    *(name for name in option_types(Config) if name not in SECTIONS),
-    *(f"{section}.{name}" for section, cls in SECTIONS.items() for name in option_types(cls)),
-]
+TEXTS = [n for n, f in Config.model_fields.items() if f.annotation in (str, str | None)]
+
+# Values by dotted key, with the file or argument that they come from.
+Layer = tuple[str, dict[str, Any]]
 
 
-def load_config(
-    name: str | Path,
-    overrides: Sequence[str | tuple[str, Any]] = (),
-) -> Config:
+def load_config(name: str | Path, overrides: Sequence[str | tuple[str, Any]] = ()) -> Config:
     r"""Returns the configuration of a name or file, with overrides.
 
     Arguments:
@@ -138,16 +203,10 @@ def load_config(
     """
     path = find("configs", str(name))
     mapping = _read(path)
-    values: dict[str, Any] = {}
-
     base = mapping.pop("extends", None)
-    if base is not None:
-        values |= _base_values(base, path)
-    values |= _flatten(mapping, str(path))
-    for override in overrides:
-        values |= _override(override)
-
-    return _build(values, str(path))
+    layers = [] if base is None else [_base(base, path)]
+    layers.append((str(path), _flat(mapping, str(path))))
+    return _build([*layers, *map(_override, overrides)], str(path))
 
 
 def override_config(
@@ -160,119 +219,76 @@ def override_config(
         overrides: `"section.key=value"` texts with YAML values.
         source: The file or origin to name in messages.
     """
-    values = _flatten(mapping, source)
-    for override in overrides:
-        values |= _override(override)
-    return _build(values, source)
+    return _build([(source, _flat(mapping, source)), *map(_override, overrides)], source)
 
 
 def _read(path: Path) -> dict[str, Any]:
     mapping = read_yaml(path)
-    if mapping is None:
-        return {}
-    if not isinstance(mapping, dict):
+    if not isinstance(mapping, dict | None):
         raise UserError(f"{path}: expected a mapping of sections, got {type(mapping).__name__}.")
-    return mapping
+    return mapping or {}
 
 
-def _base_values(base: object, path: Path) -> dict[str, Any]:
+def _base(name: object, path: Path) -> Layer:
     r"""Returns the values of the configuration that the file at `path` extends."""
-    if not isinstance(base, str):
-        raise UserError(f"{path}: extends: got {base!r}, expected the name of a configuration.")
-    beside = path.parent / base
+    if not isinstance(name, str):
+        raise UserError(f"{path}: extends: got {shown(name)}, expected a configuration's name.")
+    beside = path.parent / name
     try:
-        base_path = beside if beside.is_file() else find("configs", base)
+        base = beside if beside.is_file() else find("configs", name)
     except UserError as error:
         raise UserError(f"{path}: extends: {error}") from None
-    if base_path.resolve() == path.resolve():
-        raise UserError(f"{path}: extends: {base!r} is this file itself.")
-    mapping = _read(base_path)
-    # One level also rules out every longer cycle.
-    if "extends" in mapping:
-        raise UserError(
-            f"{path}: extends: {base!r} extends {mapping['extends']!r} in turn, "
-            "only one level is allowed."
-        )
-    return _flatten(mapping, str(base_path))
+    mapping = _read(base)
+    # One level also rules out cycles.
+    if "extends" in mapping or base.resolve() == path.resolve():
+        raise UserError(f"{path}: extends: {name!r} extends another; only one level is allowed.")
+    return str(base), _flat(mapping, str(base))
 
 
-def _flatten(mapping: Mapping[str, Any], source: str) -> dict[str, Any]:
-    r"""Returns the checked values of a nested mapping, by dotted key."""
+def _flat(mapping: object, source: str) -> dict[str, Any]:
+    r"""Returns the values of a nested mapping by dotted key."""
     if not isinstance(mapping, Mapping):
-        raise UserError(f"{source}: got {mapping!r}, expected a mapping of sections.")
+        raise UserError(f"{source}: got {shown(mapping)}, expected a mapping of sections.")
     values: dict[str, Any] = {}
     for key, value in mapping.items():
-        if key not in SECTIONS:
-            values[key] = _checked(str(key), value, source)
-        elif isinstance(value, Mapping):
-            for name, item in value.items():
-                values[f"{key}.{name}"] = _checked(f"{key}.{name}", item, source)
-        elif value is not None:  # a section with nothing below it is one of defaults
-            names = ", ".join(option_types(SECTIONS[key]))
-            raise UserError(f"{source}: {key}: got {value!r}, expected a mapping of {names}.")
+        if key in SECTIONS and isinstance(value, Mapping):
+            values |= {f"{key}.{name}": item for name, item in value.items()}
+        elif key not in SECTIONS or value is not None:  # an empty section is one of defaults
+            values[str(key)] = value
     return values
 
 
-def _override(override: str | tuple[str, Any]) -> dict[str, Any]:
-    if isinstance(override, str):
+def _override(override: str | tuple[str, Any]) -> Layer:
+    if not isinstance(override, str):
+        key, value = override
+        literal = key in TEXTS  # a name or path may hold `#`, or be `null`
+    else:
         key, equals, value = override.partition("=")
+        literal = False
         if not equals:
             raise UserError(f"option {override!r}: expected section.key=value.")
-    else:
-        key, value = override
     key = key.strip()
-
-    # A name or a path given apart from its key is no YAML: it may hold `#`, or be `null`.
-    literal = not isinstance(override, str) and key in KEYS and _is_text(key)
-    if isinstance(value, str) and literal and not value:
-        raise UserError(f"option {key}: is empty, expected a name or a path.")
+    if key in SECTIONS:
+        raise UserError(f"option {key}: is a section, expected {key}.KEY=VALUE.")
     if isinstance(value, str) and not literal:
         text, value = value, parse_yaml(value, f"option {key}")
         # A title may well be a number: where text is expected, text it stays.
-        if value is not None and key in KEYS and not isinstance(value, str) and _is_text(key):
+        if key in TEXTS and value is not None:
             value = text
-    return {key: _checked(key, value, "option")}
+    return "option", {key: value}
 
 
-def _is_text(key: str) -> bool:
-    section, _, name = key.rpartition(".")
-    return option_types(SECTIONS[section] if section else Config)[name] in (str, str | None)
-
-
-def _checked(key: str, value: object, source: str) -> Value:
-    section, _, name = key.rpartition(".")
-    if key in SECTIONS:
-        names = ", ".join(option_types(SECTIONS[key]))
-        raise UserError(
-            f"{source}: {key}: is a section, expected {key}.KEY with KEY one of {names}."
-        )
-    if key not in KEYS:
-        raise UserError(f"{source}: unknown key {key!r}; {_advice(section, name)}")
-    return check(SECTIONS[section] if section else Config, name, value, f"{source}: {key}")
-
-
-def _advice(section: str, name: str) -> str:
-    r"""Returns what to write instead of an unknown key, siblings first."""
-    if section in SECTIONS:
-        siblings = list(option_types(SECTIONS[section]))
-        near = nearest(name, siblings)
-        near = f"{section}.{near}" if near else nearest(name, KEYS)
-    else:
-        siblings = list(option_types(Config))
-        near = nearest(f"{section}.{name}".strip("."), [*siblings, *KEYS])
-    return f"did you mean {near!r}?" if near else f"expected one of {', '.join(siblings)}."
-
-
-def _build(values: Mapping[str, Any], source: str) -> Config:
-    r"""Returns the configuration of checked values by dotted key."""
-    sections: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
-    top: dict[str, Any] = {}
-    for key, value in values.items():
-        section, _, name = key.rpartition(".")
-        (sections[section] if section else top)[name] = value
-    for name, cls in SECTIONS.items():
-        top[name] = cls(**sections[name])
-    try:
-        return Config(**top)
-    except UserError as error:
-        raise UserError(str(error).replace("Config", source, 1)) from None
+def _build(layers: Sequence[Layer], source: str) -> Config:
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for origin, layer in layers:
+        for key, value in layer.items():
+            section, dot, name = key.partition(".")
+            if dot and section not in SECTIONS:
+                raise UserError(f"{origin}: unknown key {key!r}; {advice(name, Config)}")
+            target = values.setdefault(section, {}) if dot else values
+            if not isinstance(target, dict):
+                raise UserError(f"{sources[section]}: {section}: got {shown(target)}.")
+            target[name if dot else key] = value
+            sources[key] = origin
+    return Config.of(values, source, sources)

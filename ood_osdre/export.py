@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from .errors import UserError, exit_status
-from .evaluation.experiment import Scorer, load_scorer
+from .evaluation.scorer import Scorer, load_scorer
 from .files import atomic_path
 
 # The largest difference from the original, as a share of an output's standard deviation.
@@ -55,9 +55,8 @@ class DeployedScorer(nn.Module):
             images: The uint8 images, with shape :math:`(B, H, W, 3)`.
         """
         pixels = images.permute(0, 3, 1, 2).to(self.mean.dtype) / 255
-        h = self.model.coefficients((pixels - self.mean) / self.std)
-        log_ratio = self.model.log_ratio_of(h.total)
-        return (log_ratio,) if h.logits is None else (log_ratio, h.logits)
+        log_ratio, logits = self.model.predict((pixels - self.mean) / self.std)
+        return (log_ratio,) if logits is None else (log_ratio, logits)
 
 
 def export_scorer(scorer: Scorer, path: Path) -> float:
@@ -105,9 +104,8 @@ def export_scorer(scorer: Scorer, path: Path) -> float:
 @torch.no_grad()
 def _outputs(scorer: Scorer, images: Tensor) -> tuple[Tensor, ...]:
     ratio = scorer.ratio.eval()
-    h = ratio.coefficients(scorer.preprocess(images))
-    log_ratio = ratio.log_ratio_of(h.total).cpu()
-    return (log_ratio,) if h.logits is None else (log_ratio, h.logits.cpu())
+    log_ratio, logits = ratio.predict(scorer.preprocess(images))
+    return (log_ratio.cpu(),) if logits is None else (log_ratio.cpu(), logits.cpu())
 
 
 Run = Callable[[Tensor], Sequence[Tensor]]

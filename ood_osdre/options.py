@@ -1,232 +1,167 @@
-r"""Options with types and ranges: the checks under :mod:`ood_osdre.config`.
+r"""Options that a user writes, in a YAML file, on a command line or as keyword arguments.
 
-A *section* is a frozen dataclass whose annotations say what each option may hold: `bool`, `int`,
-`float`, `str`, a `Literal` of choices, a `tuple[T, ...]`, any of them `| None`, and numbers with
-a range through `Annotated[float, Range(...)]`. The same annotations serve the type checker and
-the user's YAML file, so a default, a type and a range are each written once.
+An options class is a frozen pydantic model. Its annotations give each option's type, range and
+choices, its validators the rules between options, so each is written once. Values are never
+guessed: an integer may stand for a number, every other value must have its own type.
 
-Values are never guessed: an integer is accepted where a number is expected, everything else has
-to have its own type. Messages are one line that names the source and the key.
-
-Nothing here imports torch, so that a mistyped key is reported at once.
+:func:`explain` turns any validation error into one line: where the value came from, its key, what
+was found and what was expected. Nothing here imports torch, so a mistyped key is reported at once.
 """
 
-__all__ = ["Range", "Section", "check", "option_types", "parse_yaml", "read_yaml"]
+__all__ = ["Count", "Natural", "Options", "Positive", "Share", "Weight", "explain", "shown"]
 
-import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from functools import cache
-from pathlib import Path
-from types import UnionType
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    TypeAlias,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+import reprlib
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeAlias
 
-import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from typing_extensions import Self
 
 from .errors import UserError, nearest
 
-# What YAML may hold, and what annotations are to Python.
-Value: TypeAlias = Any
-Hint: TypeAlias = Any
+Count: TypeAlias = Annotated[int, Field(ge=1)]
+Natural: TypeAlias = Annotated[int, Field(ge=0)]
+Positive: TypeAlias = Annotated[float, Field(gt=0)]
+Weight: TypeAlias = Annotated[float, Field(ge=0)]
+Share: TypeAlias = Annotated[float, Field(ge=0, le=1)]
+
+WIDTH = 80
 
 
-@dataclass(frozen=True)
-class Range:
-    r"""An interval of numbers.
+class Options(BaseModel):
+    r"""Base of the options classes.
+
+    Equal options are equal objects with equal hashes. A constructor raises pydantic's own
+    `ValidationError`, a :class:`ValueError`; :meth:`of` is for values that a user wrote.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    @classmethod
+    def of(cls, values: object, source: str, sources: Mapping[str, str] | None = None) -> Self:
+        r"""Returns the options that a mapping holds, defaults filled in.
+
+        Arguments:
+            values: The mapping, as a YAML file or a caller gave it.
+            source: The file or argument to name in messages.
+            sources: Other sources, by dotted key.
+
+        Raises:
+            UserError: If it is no mapping, or a value is unknown, of another type or out of range.
+        """
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            raise UserError(explain(error, cls, source, sources)) from None
+
+    def replace(self, **changes: object) -> Self:
+        r"""Returns a copy with some options changed, and checked as :meth:`of` does."""
+        return self.of({**dict(self), **changes}, type(self).__name__)
+
+    def to_dict(self) -> dict[str, Any]:
+        r"""Returns the options as plain JSON and YAML values."""
+        return self.model_dump(mode="json")
+
+
+def explain(
+    error: ValidationError,
+    options: type[BaseModel],
+    source: str,
+    sources: Mapping[str, str] | None = None,
+) -> str:
+    r"""Returns one line for a validation error: source, key, what was found, what was expected.
 
     Arguments:
-        low: The lower end.
-        high: The upper end.
-        ends: Whether the ends belong to the interval, as in `"[)"`.
+        error: The error, of which the first mistake is told.
+        options: The class that was validated.
+        source: The file or argument that the values came from.
+        sources: Other sources, by dotted key.
     """
+    mistakes = error.errors(include_url=False)
+    mistake = mistakes[0]
+    key = _dotted(mistake["loc"])
+    where = f"{(sources or {}).get(key, source)}: "
+    more = f" ({len(mistakes) - 1} more)" if len(mistakes) > 1 else ""
+    if mistake["type"] == "extra_forbidden":
+        return f"{where}unknown key {key[:WIDTH]!r}; {advice(key, options)}{more}"
+    if mistake["type"] == "missing":
+        return f"{where}the key {key!r} is missing{more}."
+    if mistake["type"] == "value_error":  # a rule between options, whose text begins with the key
+        text = str(mistake["ctx"]["error"])
+        return f"{where}{key}.{text}" if key else f"{where}{text}"
+    expected = re.sub(r"^(Input|\w+) should (be|have) ", "", mistake["msg"])
+    if mistake["type"] in ("model_type", "model_attributes_type"):
+        expected = f"a mapping of {', '.join(_keys(options, mistake['loc']))}"
+    near = nearest(str(mistake["input"]), re.findall(r"'([^']*)'", expected))
+    hint = f"; did you mean {near!r}?" if near else "."
+    found = f"got {shown(mistake['input'])}, expected {expected}{hint}"
+    return f"{where}{key}: {found}{more}" if key else f"{where}{found}{more}"
 
-    low: float = -math.inf
-    high: float = math.inf
-    ends: Literal["[]", "[)", "(]", "()"] = "[]"
 
-    def __contains__(self, value: float) -> bool:
-        above = value >= self.low if self.ends[0] == "[" else value > self.low
-        below = value <= self.high if self.ends[1] == "]" else value < self.high
-        return above and below and math.isfinite(value)
-
-    def __str__(self) -> str:
-        if math.isinf(self.high):
-            return f">= {self.low:g}" if self.ends[0] == "[" else f"> {self.low:g}"
-        return f"in {self.ends[0]}{self.low:g}, {self.high:g}{self.ends[1]}"
+def advice(key: str, options: type[BaseModel]) -> str:
+    r"""Returns what to write instead of an unknown key: a near one, or the keys there are."""
+    section, _, name = key.rpartition(".")
+    siblings = _keys(options, tuple(section.split(".")) if section else ())
+    near = nearest(name[:WIDTH], siblings)
+    if near:
+        near = f"{section}.{near}" if section else near
+    else:
+        near = nearest(name[:WIDTH], _all_keys(options))
+    return f"did you mean {near!r}?" if near else f"expected one of {', '.join(siblings)}."
 
 
-class Section:
-    r"""Base of the option dataclasses: checks and normalises every field when built.
+class _Short(reprlib.Repr):
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxlist, self.maxtuple, self.maxdict = 2, 4, 4, 4
+        self.maxstring = self.maxother = WIDTH
 
-    An integer given for a `float` becomes one, a list given for a `tuple` becomes one, so that
-    equal sections are equal, hash alike and serialise to the same text.
+    def repr_int(self, x: int, level: int) -> str:
+        # Of thousands of digits Python itself raises an error.
+        return repr(x) if x.bit_length() < 3 * WIDTH else f"an integer of {x.bit_length()} bits"
+
+
+def shown(value: object) -> str:
+    r"""Returns a value as messages show it: as YAML writes it, on one line, and short.
+
+    Example:
+        >>> shown(None), shown([[[[1, 2], 3], 4], 5])
+        ('null', '[[[...], 4], 5]')
     """
-
-    def __post_init__(self) -> None:
-        cls: Any = type(self)
-        for name in option_types(cls):
-            value = check(cls, name, getattr(self, name), f"{cls.__name__}.{name}")
-            object.__setattr__(self, name, value)
-
-
-@cache
-def option_types(section: type) -> dict[str, Any]:
-    r"""Returns the annotation of each option of a section, in order."""
-    hints = get_type_hints(section, include_extras=True)
-    return {f.name: hints[f.name] for f in fields(section)}
-
-
-def check(section: type, name: str, value: object, label: str) -> Value:
-    r"""Returns the value of option `name`, normalised, or raises a one-line :class:`UserError`.
-
-    Arguments:
-        section: The section's class.
-        name: The option's name.
-        value: What was found.
-        label: The source and key to name in the message.
-    """
-    hint = option_types(section)[name]
-    try:
-        return _convert(value, hint)
-    except _MismatchError:
-        choices = [c for c in _alternatives(hint) if isinstance(c, str)]
-        near = nearest(value, choices) if isinstance(value, str) else None
-        advice = f"; did you mean {near!r}?" if near else "."
-        message = f"{label}: got {_show(value)}, expected {_describe(hint)}{advice}"
-        raise UserError(message) from None
-
-
-def read_yaml(path: Path) -> Value:
-    r"""Returns what a YAML file says, see :func:`parse_yaml`.
-
-    Arguments:
-        path: The file.
-
-    Raises:
-        UserError: If it cannot be read, or is no YAML.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}).") from None
-    except UnicodeDecodeError:
-        raise UserError(f"{path}: not a text file in UTF-8.") from None
-    return parse_yaml(text, str(path))
-
-
-def parse_yaml(text: str, source: str) -> Value:
-    r"""Returns what a YAML text says, with `1e-3` a number and repeated keys refused.
-
-    Arguments:
-        text: The text.
-        source: The file to name in messages.
-    """
-    try:
-        return yaml.load(text, Loader=_Loader)
-    except RecursionError:
-        raise UserError(f"{source}: not valid YAML: it is nested too deep.") from None
-    except (ValueError, TypeError) as error:  # impossible dates, lists as keys
-        raise UserError(f"{source}: not valid YAML: {error}.") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"{source}:{mark.line + 1}" if mark else source
-        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise UserError(f"{where}: not valid YAML: {problem}.") from None
-
-
-class _MismatchError(Exception):
-    r"""A value does not fit an annotation."""
-
-
-class _Loader(yaml.SafeLoader):
-    r"""A safe loader with two habits of YAML 1.1 mended."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                continue
-            if key.value in seen:
-                raise yaml.constructor.ConstructorError(
-                    problem=f"key {key.value!r} is given twice", problem_mark=key.start_mark
-                )
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
-# YAML 1.1 reads 1e-3, without a dot, as text. Integers match an earlier resolver.
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$"),
-    list("-+.0123456789"),
-)
-
-
-def _convert(value: object, hint: Hint) -> Value:
-    origin, args = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        return _bounded(_convert(value, args[0]), args[1])
-    if origin in (Union, UnionType):
-        return None if value is None else _convert(value, _strip(hint))
-    if origin is Literal:
-        if isinstance(value, str) and value in args:
-            return value
-        raise _MismatchError
-    if origin is tuple:
-        if isinstance(value, list | tuple) and value:
-            return tuple(_convert(v, args[0]) for v in value)
-        raise _MismatchError
-    if hint is float and type(value) is int:
-        return float(value)
-    # An exact type: a bool is an int to Python, not to the user.
-    if type(value) is hint and not (hint is str and not value):
-        return value
-    raise _MismatchError
-
-
-def _bounded(value: Value, bounds: Range) -> Value:
-    if value not in bounds:
-        raise _MismatchError
-    return value
-
-
-def _strip(hint: Hint) -> Hint:
-    return next(a for a in get_args(hint) if a is not type(None))
-
-
-def _alternatives(hint: Hint) -> Sequence[object]:
-    if get_origin(hint) in (Union, UnionType):
-        return _alternatives(_strip(hint))
-    return get_args(hint) if get_origin(hint) is Literal else ()
-
-
-def _describe(hint: Hint) -> str:
-    origin, args = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        return f"{_describe(args[0])} {args[1]}"
-    if origin in (Union, UnionType):
-        return f"{_describe(_strip(hint))}, or null"
-    if origin is Literal:
-        return f"one of {', '.join(args)}"
-    if origin is tuple:
-        return f"a list, each entry {_describe(args[0])}"
-    names = {float: "a number", int: "an integer", bool: "true or false", str: "some text"}
-    return names.get(hint) or f"a {hint.__name__}"
-
-
-def _show(value: object) -> str:
-    r"""Returns a value as YAML would write it, shortened to fit one line."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    text = _Short().repr(value)
+    return text if len(text) <= WIDTH else f"{text[: WIDTH - 3]}..."
+
+
+def _dotted(loc: tuple[int | str, ...]) -> str:
+    text = ""
+    for part in loc:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+    return text
+
+
+def _keys(options: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
+    r"""Returns the keys of an options class, or of one of its sections."""
+    for part in loc:
+        field = options.model_fields.get(re.sub(r"\[\d+\]", "", str(part)))
+        kinds = _classes(None if field is None else field.annotation)
+        options = kinds[0] if kinds else options
+    return list(options.model_fields)
+
+
+def _all_keys(options: type[BaseModel]) -> list[str]:
+    r"""Returns the dotted keys of a class and of its sections."""
+    keys = []
+    for name, field in options.model_fields.items():
+        sections = _classes(field.annotation)
+        keys += [f"{name}.{key}" for s in sections for key in s.model_fields] or [name]
+    return keys
+
+
+def _classes(annotation: object) -> list[type[BaseModel]]:
+    r"""Returns the options classes within an annotation."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [c for part in getattr(annotation, "__args__", ()) for c in _classes(part)]

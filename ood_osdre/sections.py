@@ -2,7 +2,7 @@ r"""The sections of a configuration, with every option's meaning, type, range an
 
 A section is a flat group of options that one part of the package reads; :mod:`ood_osdre.config`
 puts them together. Names are those of the parts themselves: what `path.eps` means is said in
-:mod:`ood_osdre.paths.gaussian`. Weights of objective terms are numbers from 0, which is off.
+:mod:`ood_osdre.paths.noises`. Weights of objective terms are numbers from 0, which is off.
 """
 
 __all__ = [
@@ -16,20 +16,18 @@ __all__ = [
     "TrainingConfig",
 ]
 
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from .options import Range, Section
+from pydantic import Field, model_validator
+from typing_extensions import Self
 
-Count = Annotated[int, Range(low=1)]
-Natural = Annotated[int, Range(low=0)]
-Positive = Annotated[float, Range(low=0, ends="()")]
-Weight = Annotated[float, Range(low=0)]
-Share = Annotated[float, Range(0, 1)]
+from .options import Count, Natural, Options, Positive, Share, Weight
+
+# A width scales channels that are multiples of 64, and groups have 8 channels.
+WIDTH_STEP, RESNET_STAGES = 1 / 8, 4
 
 
-@dataclass(frozen=True)
-class NetworkConfig(Section):
+class NetworkConfig(Options):
     r"""The network :math:`x \mapsto h(x)` (:mod:`ood_osdre.models.networks`).
 
     Attributes:
@@ -48,15 +46,24 @@ class NetworkConfig(Section):
 
     kind: Literal["resnet", "mlp", "unet"] = "resnet"
     width: Positive = 1.0
-    depths: tuple[Count, ...] = (2, 2, 2, 2)
+    depths: Annotated[tuple[Count, ...], Field(strict=False, min_length=1)] = (2, 2, 2, 2)
     stem_stride: Count = 1
     norm: Literal["batch", "group"] = "batch"
     classes_head: bool = True
     octaves: Count = 5
 
+    @model_validator(mode="after")
+    def _check_kind(self) -> Self:
+        if self.kind != "mlp" and self.width % WIDTH_STEP:
+            raise ValueError(f"width: got {self.width:g}, expected a multiple of {WIDTH_STEP:g}.")
+        if self.kind == "resnet" and len(self.depths) != RESNET_STAGES:
+            raise ValueError(f"depths: got {len(self.depths)} entries, expected {RESNET_STAGES}.")
+        if self.kind == "unet" and self.norm != "group":
+            raise ValueError(f"norm: got {self.norm}, expected group for network.kind unet.")
+        return self
 
-@dataclass(frozen=True)
-class BasisConfig(Section):
+
+class BasisConfig(Options):
     r"""The temporal basis :math:`g(t)` (:mod:`ood_osdre.models.bases`).
 
     Attributes:
@@ -73,9 +80,16 @@ class BasisConfig(Section):
     floor: Weight = 0.05
     learnable: bool = True
 
+    @model_validator(mode="after")
+    def _check_shapes(self) -> Self:
+        if self.sigma <= self.floor:
+            raise ValueError(
+                f"sigma: got {self.sigma:g}, expected more than basis.floor ({self.floor:g})."
+            )
+        return self
 
-@dataclass(frozen=True)
-class PathConfig(Section):
+
+class PathConfig(Options):
     r"""The path :math:`x_t = \alpha x_0 + \beta x_1 + \sqrt{v} z` (:mod:`ood_osdre.paths.gaussian`).
 
     Attributes:
@@ -98,11 +112,18 @@ class PathConfig(Section):
     noise: Literal["dequantisation", "bridge", "ddbi"] = "ddbi"
     gamma2: Weight = 0.01
     eps: Positive = 0.005
-    t_min: Annotated[float, Range(0, 0.5, "[)")] | None = None
+    t_min: Annotated[float, Field(ge=0, lt=0.5)] | None = None
+
+    @model_validator(mode="after")
+    def _check_ends(self) -> Self:
+        if self.schedule in ("vp", "follmer") and self.t_min == 0:
+            raise ValueError(
+                f"t_min: got 0, expected more, or null, with schedule {self.schedule}."
+            )
+        return self
 
 
-@dataclass(frozen=True)
-class TimesConfig(Section):
+class TimesConfig(Options):
     r"""The distribution of training times.
 
     Attributes:
@@ -115,8 +136,7 @@ class TimesConfig(Section):
     stratified: bool = False
 
 
-@dataclass(frozen=True)
-class ObjectiveConfig(Section):
+class ObjectiveConfig(Options):
     r"""The terms of the loss (:mod:`ood_osdre.objectives`) and their weights; 0 is off.
 
     Attributes:
@@ -155,7 +175,7 @@ class ObjectiveConfig(Section):
     data_score: Weight = 0.0
     time_score: Weight = 0.0
     path_difference: Weight = 0.0
-    delta: Annotated[float, Range(0, 0.5, "()")] = 0.02
+    delta: Annotated[float, Field(gt=0, lt=0.5)] = 0.02
     shrinkage: Weight = 0.0
     path_variance: Weight = 0.0
     weight: Literal["constant", "bridge", "inverse_variance", "noise_variance"] = (
@@ -164,8 +184,7 @@ class ObjectiveConfig(Section):
     separate_forwards: bool = False
 
 
-@dataclass(frozen=True)
-class DataConfig(Section):
+class DataConfig(Options):
     r"""What a batch is made of; ID and reference images get the same augmentation.
 
     Attributes:
@@ -182,14 +201,22 @@ class DataConfig(Section):
     flip: bool = True
     crop: Natural = 4
     broaden: Share = 0.0
-    mixture: Annotated[float, Range(0, 1, "[)")] = 0.0
+    mixture: Annotated[float, Field(ge=0, lt=1)] = 0.0
     train_limit: Count | None = None
     reference_limit: Count | None = None
     val_limit: Count | None = None
 
+    @model_validator(mode="after")
+    def _check_shares(self) -> Self:
+        if self.broaden + self.mixture > 1:
+            raise ValueError(
+                f"mixture: got {self.mixture:g}, expected at most {1 - self.broaden:g}, what "
+                f"data.broaden ({self.broaden:g}) leaves."
+            )
+        return self
 
-@dataclass(frozen=True)
-class TrainingConfig(Section):
+
+class TrainingConfig(Options):
     r"""The training loop (:mod:`ood_osdre.training.trainer`); every length is in steps.
 
     Attributes:
@@ -216,13 +243,13 @@ class TrainingConfig(Section):
     basis_lr_factor: Weight = 0.1
     warmup: Natural = 500
     clip: Weight = 1.0
-    ema: Annotated[float, Range(0, 1, "[)")] = 0.999
+    ema: Annotated[float, Field(ge=0, lt=1)] = 0.999
     eval_every: Count = 500
     amp: Literal["auto", "none", "bf16", "fp16"] = "auto"
     compile: bool = False
     channels_last: bool = True
     checkpoint_every: Count = 500
-    seed: Annotated[int, Range(0, 1e9)] = 0
+    seed: Annotated[int, Field(ge=0, le=1_000_000_000)] = 0
 
     @classmethod
     def short(cls, steps: int) -> "TrainingConfig":
@@ -242,8 +269,7 @@ class TrainingConfig(Section):
         )
 
 
-@dataclass(frozen=True)
-class EvaluationConfig(Section):
+class EvaluationConfig(Options):
     r"""Scoring and selection (:mod:`ood_osdre.evaluation.evaluate`).
 
     Attributes:
@@ -263,7 +289,7 @@ class EvaluationConfig(Section):
     select: Literal["val_auroc", "val_near", "val_far"] = "val_auroc"
     use_ood_val: bool = False
     solver: Literal["trapezoid", "ode"] = "trapezoid"
-    evaluations: Annotated[int, Range(low=2)] = 10
+    evaluations: Annotated[int, Field(ge=2)] = 10
     tolerance: Positive = 1e-3
     score: Literal["msp", "energy", "knn"] = "msp"
     neighbours: Count = 50

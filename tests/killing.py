@@ -12,7 +12,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
@@ -34,8 +33,8 @@ SMALL += ["data.val_limit=10", "training.warmup=2", "--max-steps", "40", "--quie
 def train(folder: Path) -> int:
     r"""Trains the vectors of tests/test_training.py."""
     torch.set_default_dtype(torch.float64)
-    options = replace(
-        test_training.OPTIONS, steps=STEPS, checkpoint_every=3, eval_every=50, warmup=5
+    options = test_training.OPTIONS.replace(
+        steps=STEPS, checkpoint_every=3, eval_every=50, warmup=5
     )
     outcome = test_training.make(folder, options).run(progress=False, resume=True)
     return 0 if outcome.finished else 1
@@ -106,7 +105,7 @@ def whole_step(folder: Path) -> int:
 def serve(root: Path, kind: str, kills: int, longest: float) -> dict[str, object]:
     if kind == "command":
         # The command imports it when it is called, which every life would pay for.
-        import_module("ood_osdre.evaluation.experiment")
+        import_module("ood_osdre.evaluation.scorer")
     run, rng = RUNS[kind], random.Random(0)
     statuses = [finish(run, root / "whole")]
     steps, rounds, killed = [], 0, 0

@@ -152,7 +152,7 @@ class TestInt8:
         pytest.importorskip("onnxscript")
         import int8
 
-        from ood_osdre.evaluation.experiment import load_scorer
+        from ood_osdre.evaluation.scorer import load_scorer
 
         write_model(tmp_path / "run", objective={"class_weight": 0.5 * classes})
         options = [str(tmp_path / "run"), "--calibration", "64", "--out", str(tmp_path)]

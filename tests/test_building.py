@@ -1,14 +1,13 @@
 r"""Tests for the ood_osdre.models.build module: what a configuration offers is what is built."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
 import torch
+from ood_osdre.conflicts import OPEN_SCHEDULES, STAGES, WIDTH_STEP
 
 from ood_osdre.config import Config, load_config
-from ood_osdre.conflicts import OPEN_SCHEDULES, STAGES, WIDTH_STEP
 from ood_osdre.errors import UserError
 from ood_osdre.models.bases import KERNELS
 from ood_osdre.models.build import build_ratio
@@ -114,7 +113,7 @@ def test_every_configured_path_samples_on_its_interval(schedule: str, noise: str
 @pytest.mark.parametrize("name", names("configs"))
 def test_every_shipped_configuration_builds(name: str) -> None:
     config = load_config(name)
-    config = replace(config, network=replace(config.network, width=0.125))
+    config = config.replace(network=config.network.replace(width=0.125))
     ratio, path = build_ratio(config, classes=10), build_path(config)
     x_0, x_1, noise = torch.randn(3, 2, 3, 32, 32)
     moments = Moments.of(x_0, x_1)

@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import FrozenInstanceError, replace
+from dataclasses import FrozenInstanceError
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -123,7 +123,7 @@ def test_extends_takes_the_base_and_lets_the_file_win(tmp_path: Path) -> None:
 
     config = load_config(child)
     assert (config.training.steps, config.training.seed, config.id) == (7, 4, "digits")
-    assert load_config(named) == replace(load_config("cifar10"), title="mine")
+    assert load_config(named) == load_config("cifar10").replace(title="mine")
 
 
 # Overrides
@@ -168,7 +168,7 @@ def test_configurations_are_values() -> None:
     assert config == Config()
     assert hash(config) == hash(Config())
     assert config.digest() == Config().digest()
-    assert replace(config, id="digits").digest() != config.digest()
+    assert config.replace(id="digits").digest() != config.digest()
     with pytest.raises(FrozenInstanceError):
         config.id = "digits"  # type: ignore[misc]
 
@@ -187,9 +187,9 @@ def test_sections_built_in_code_are_checked_too() -> None:
     with pytest.raises(UserError, match=r"TrainingConfig\.steps: got 0, expected an integer >= 1"):
         TrainingConfig(steps=0)
     with pytest.raises(UserError, match=r"TrainingConfig\.lr"):
-        replace(Config().training, lr=-1.0)
+        Config().training.replace(lr=-1.0)
     with pytest.raises(UserError, match=r"Config: basis\.sigma"):
-        replace(Config(), basis=replace(Config().basis, sigma=0.01))
+        Config().replace(basis=Config().basis.replace(sigma=0.01))
 
 
 # Refusals

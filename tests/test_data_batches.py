@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ood_osdre.data import ImageSet
 from ood_osdre.data.augment import BROADENINGS, Randomness, broaden, flip_crop
-from ood_osdre.data.preprocess import Preprocess
+from ood_osdre.data.standardise import Preprocess
 from ood_osdre.data.synthetic import development_sets, noise, patch_shuffle, shapes
 from ood_osdre.paths.times import UniformTimes
 from ood_osdre.sections import DataConfig

@@ -88,7 +88,7 @@ def test_finished_seeds_are_not_scored_again(
     def never(*args: object, **kwargs: object) -> None:
         raise AssertionError("a test set was read twice")
 
-    monkeypatch.setattr("ood_osdre.evaluation.experiment.evaluate_benchmark", never)
+    monkeypatch.setattr("ood_osdre.evaluation.scorer.evaluate_benchmark", never)
     assert main([*command, "--resume"]) == 0
     assert (tmp_path / "metrics.md").read_text() == table
     assert main([*command, "--resume", "training.lr=1e-4"]) == FAILED

@@ -12,17 +12,18 @@ import torch
 
 from ood_osdre.config import Config
 from ood_osdre.data import BenchmarkData, load_digits_benchmark
-from ood_osdre.data.preprocess import Preprocess
+from ood_osdre.data.standardise import Preprocess
 from ood_osdre.errors import UserError
 from ood_osdre.evaluation.evaluate import Validation, evaluate_benchmark, score_images
-from ood_osdre.evaluation.experiment import Scorer, evaluate_run, load_scorer, train_run
 from ood_osdre.evaluation.metrics import ood_metrics
+from ood_osdre.evaluation.scorer import Scorer, load_scorer
 from ood_osdre.evaluation.scores import read_scores
 from ood_osdre.models.bases import RBFBasis
 from ood_osdre.models.build import build_ratio
 from ood_osdre.models.networks import Coefficients
 from ood_osdre.models.ratio import OneStepRatio
 from ood_osdre.models.time_conditioned import TimeConditionedRatio
+from ood_osdre.runs import evaluate_run, train_run
 
 SMALL = {
     "id": "digits",

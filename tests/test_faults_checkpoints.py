@@ -5,7 +5,6 @@ import json
 import os
 import pickle
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,7 @@ from ood_osdre.cli import FAILED, main
 from ood_osdre.data.inputs import read
 from ood_osdre.detectors.one_step import OneStepDetector
 from ood_osdre.errors import UserError
-from ood_osdre.evaluation.experiment import load_scorer
+from ood_osdre.evaluation.scorer import load_scorer
 from ood_osdre.evaluation.scores import read_scores
 from ood_osdre.files import write_json_atomic
 from ood_osdre.objectives import Batch
@@ -199,7 +198,7 @@ def test_a_disk_that_fills_up_half_way_through_a_checkpoint(
 def test_a_full_disk_at_the_end_keeps_the_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer = make(tmp_path, replace(OPTIONS, steps=14))
+    trainer = make(tmp_path, OPTIONS.replace(steps=14))
     finish = trainer._finish
 
     def full() -> None:
@@ -213,7 +212,7 @@ def test_a_full_disk_at_the_end_keeps_the_state(
     assert not checkpoints.exists(tmp_path, MODEL)
     assert read_checkpoint(tmp_path, STATE)[1]["step"] == 14
 
-    resumed = make(tmp_path, replace(OPTIONS, steps=14))
+    resumed = make(tmp_path, OPTIONS.replace(steps=14))
     assert resumed.run(progress=False, resume=True).finished
     assert checkpoints.exists(tmp_path, MODEL)
 

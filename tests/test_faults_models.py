@@ -20,7 +20,7 @@ from ood_osdre.detectors.feature_ratio import FeatureRatio, FeatureRatioOptions
 from ood_osdre.detectors.one_step import OneStepDetector, class_labels
 from ood_osdre.errors import UserError
 from ood_osdre.evaluation.calibration import SplitConformal
-from ood_osdre.evaluation.experiment import load_scorer
+from ood_osdre.evaluation.scorer import load_scorer
 from ood_osdre.models.frozen import KnownNetwork, collect_features, evaluating, extract_features
 from ood_osdre.plugin.openood import OSDRENet, OSDREPostprocessor
 from ood_osdre.plugin.openood.host import Foreign

@@ -15,7 +15,7 @@ from image_roots import make_root
 import ood_osdre
 from ood_osdre.cli import FAILED, main
 from ood_osdre.data import load_benchmark, load_manifest
-from ood_osdre.data.preprocess import Preprocess
+from ood_osdre.data.standardise import Preprocess
 from ood_osdre.evaluation.evaluate import evaluate_benchmark
 from ood_osdre.evaluation.metrics import OODMetrics
 from ood_osdre.evaluation.tables import MetricsTable
@@ -76,7 +76,7 @@ def test_nothing_is_downloaded_unless_asked(
 def test_no_host_is_imported_uncalled() -> None:
     code = f"""
 import sys
-import ood_osdre, ood_osdre.detectors.one_step, ood_osdre.evaluation.experiment, ood_osdre.detectors.feature_ratio
+import ood_osdre, ood_osdre.detectors.one_step, ood_osdre.evaluation.scorer, ood_osdre.detectors.feature_ratio
 [getattr(ood_osdre, name) for name in ood_osdre.__all__]
 print(sorted(set({HOSTS!r}) & {{name.split(".")[0] for name in sys.modules}}))
 """

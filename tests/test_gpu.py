@@ -1,7 +1,6 @@
 r"""Tests on a CUDA device: precision, compilation, and a training loop that never waits for it."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,7 @@ import torch
 
 from ood_osdre.config import Config
 from ood_osdre.data import ImageSet
-from ood_osdre.data.preprocess import Preprocess
+from ood_osdre.data.standardise import Preprocess
 from ood_osdre.evaluation.evaluate import score_images
 from ood_osdre.models.build import build_ratio
 from ood_osdre.objectives.build import build_objective, build_path, build_times
@@ -49,7 +48,7 @@ ID, REFERENCE = image_set(80, 256), image_set(0, 176)
 
 def make(folder: Path | None = None, device: str = "cuda", **training: object) -> Trainer:
     torch.manual_seed(0)
-    config = replace(CONFIG, training=replace(CONFIG.training, **training))
+    config = CONFIG.replace(training=CONFIG.training.replace(**training))
     preprocess = Preprocess((0.5,) * 3, (0.25,) * 3, device)
     ratio, path = build_ratio(config, 10).to(device), build_path(config).to(device)
     moments = Moments(3072, 3000.0, 0.0, 3000.0)

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 import types
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +41,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planar, "SIZE", 21)
     monkeypatch.setattr(planar, "PIXELS", 16)
     monkeypatch.setattr(planar, "HELD_OUT", 100)
-    options = replace(planar.OPTIONS, steps=2, batch_size=16, features=8, depth=1)
+    options = planar.OPTIONS.replace(steps=2, batch_size=16, features=8, depth=1)
     monkeypatch.setattr(planar, "OPTIONS", options)
 
 
@@ -255,7 +254,7 @@ def test_files_that_are_no_record_are_kept(tmp_path: Path) -> None:
 def test_record_of_the_monitor_says_what_was_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(alarms, "MONITORED", replace(alarms.MONITORED, steps=2, batch_size=32))
+    monkeypatch.setattr(alarms, "MONITORED", alarms.MONITORED.replace(steps=2, batch_size=32))
     monkeypatch.setattr(alarms, "DRIFTS", (0.0,))
     monkeypatch.setattr(alarms, "RUN_LENGTH", 100)
     command = "kl --dims 2 --horizon 1 --steps 3 --lr 0.01 --methods os-dre --quiet"

@@ -2,7 +2,6 @@ r"""Tests of densities from ratios: the likelihood, the suites and their command
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -131,7 +130,7 @@ def test_fourier_features_have_the_frequencies_they_say() -> None:
 
 
 def test_planar_likelihood_is_normalised_and_close() -> None:
-    options = replace(OPTIONS, steps=150, batch_size=256, features=32, depth=2, lr=5e-3)
+    options = OPTIONS.replace(steps=150, batch_size=256, features=32, depth=2, lr=5e-3)
     planar = planar_set("moons")
     fit = fit_ratio(PLANAR_METHODS["os-dre-likelihood"], draw_pairs_of(planar), 2, options)
     x = planar.sample(2000, torch.Generator().manual_seed(9))
@@ -147,7 +146,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planar_suite, "SIZE", 41)
     monkeypatch.setattr(planar_suite, "PIXELS", 32)
     monkeypatch.setattr(planar_suite, "HELD_OUT", 500)
-    small = replace(OPTIONS, steps=3, batch_size=32, features=8, depth=1)
+    small = OPTIONS.replace(steps=3, batch_size=32, features=8, depth=1)
     monkeypatch.setattr(planar_suite, "OPTIONS", small)
 
 
@@ -176,7 +175,7 @@ def test_names_of_methods_mean_one_objective_in_every_suite() -> None:
 
 
 def test_all_planar_methods_see_the_same_features() -> None:
-    options = replace(OPTIONS, steps=1, batch_size=16, features=8, depth=1)
+    options = OPTIONS.replace(steps=1, batch_size=16, features=8, depth=1)
     planar = planar_set("8gaussians")
     waves = []
     for method in PLANAR_METHODS.values():
@@ -201,9 +200,7 @@ def test_whitening_keeps_densities() -> None:
 @pytest.mark.parametrize("whiten", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_rows_of_the_tabular_suite(whiten: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(normal_reference, "DRAWS", 2000)
-    options = replace(
-        tables_density.OPTIONS, steps=20, batch_size=64, features=8, depth=1, lr=0.01
-    )
+    options = tables_density.OPTIONS.replace(steps=20, batch_size=64, features=8, depth=1, lr=0.01)
     (row,) = estimate_table(TableJob("iris", "os-dre-likelihood", options, None, whiten))
     assert row["dim"] == 4
     assert row["p0"] == ("whitened" if whiten else "standard")
@@ -239,7 +236,7 @@ def test_which_mass_is_trusted(
 
 def test_solver_rows_of_the_tabular_suite(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(normal_reference, "DRAWS", 500)
-    options = replace(tables_density.OPTIONS, steps=3, batch_size=32, features=8, depth=1)
+    options = tables_density.OPTIONS.replace(steps=3, batch_size=32, features=8, depth=1)
     rows = estimate_table(TableJob("wine", "d3re", options, None, False))
     assert [row["evaluations"] for row in rows] == [10, 50]
     assert rows[0]["log_mass_ais"] is None
@@ -323,7 +320,7 @@ def test_bits_are_not_called_a_bound_with_an_estimated_mass() -> None:
 def test_images_by_the_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(images, "OPTIONS", replace(images.OPTIONS, features=8, batch_size=32))
+    monkeypatch.setattr(images, "OPTIONS", images.OPTIONS.replace(features=8, batch_size=32))
     monkeypatch.setattr(images, "COPIES", 1)
     monkeypatch.setattr(normal_reference, "DRAWS", 200)
     arguments = ["density", "--suite", "images", "--methods", "os-dre-likelihood", "--steps", "2"]
@@ -350,7 +347,7 @@ def test_images_of_a_data_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     path.parent.mkdir(parents=True)
     path.write_text("".join(f"{name} -1\n" for name in names))
 
-    monkeypatch.setattr(images, "OPTIONS", replace(images.OPTIONS, features=8, batch_size=64))
+    monkeypatch.setattr(images, "OPTIONS", images.OPTIONS.replace(features=8, batch_size=64))
     command = ["density", "--suite", "images", "--sets", "mnist", "--data-root", str(tmp_path)]
     assert main([*command, "--steps", "2", "--quiet", "--out", str(tmp_path)]) == 0
     rows = json.loads((tmp_path / "density-images.json").read_text())["results"]["rows"]

@@ -5,7 +5,6 @@ import json
 import math
 import pickle
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,7 +27,7 @@ from ood_osdre.tasks.rows import real_values
 from ood_osdre.tasks.suites.tables import load_table
 from ood_osdre.tasks.tracking import KLTracker
 
-FEW = replace(DEFAULTS, steps=10, batch_size=64, features=16)
+FEW = DEFAULTS.replace(steps=10, batch_size=64, features=16)
 QUICK = FitOptions(steps=3, backbone="quadratic")
 
 
@@ -260,7 +259,7 @@ def test_arguments_of_a_fit(fit: RatioFit) -> None:
     with pytest.raises(ValueError, match="'initial' is a fit in 2 dimensions, not in 3"):
         fit_ratio("infonce", shifted, 3, QUICK, initial=fit)
     with pytest.raises(ValueError, match="'initial' is a fit with backbone 'quadratic'"):
-        fit_ratio("infonce", shifted, 2, replace(QUICK, backbone="mlp"), initial=fit)
+        fit_ratio("infonce", shifted, 2, QUICK.replace(backbone="mlp"), initial=fit)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

@@ -6,7 +6,6 @@ import logging
 import math
 import re
 import runpy
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from torch import Generator, Tensor
 from ood_osdre.config import Config
 from ood_osdre.data import load_digits_benchmark
 from ood_osdre.errors import UserError
-from ood_osdre.evaluation.experiment import train_run
+from ood_osdre.runs import train_run
 from ood_osdre.tasks import information, tracking
 from ood_osdre.tasks.__main__ import main
 from ood_osdre.tasks.drift import DriftMonitor
@@ -74,7 +73,7 @@ def test_scenarios_that_are_none() -> None:
     ],
 )
 def test_tracker_follows_the_truth(name: str) -> None:
-    tracker = KLTracker(10, options=replace(QUADRATIC, steps=200, batch_size=256))
+    tracker = KLTracker(10, options=QUADRATIC.replace(steps=200, batch_size=256))
     for step in (0, 1, 3):
         pair = scenario(name, 10, step)
         tracked = tracker.update(pair.draw_pairs)
@@ -83,7 +82,7 @@ def test_tracker_follows_the_truth(name: str) -> None:
 
 
 def test_tracker_starts_from_the_last_step() -> None:
-    options = replace(QUADRATIC, steps=100, batch_size=256)
+    options = QUADRATIC.replace(steps=100, batch_size=256)
     warm, cold = KLTracker(10, options=options), KLTracker(10, options=options)
     for step in (2.0, 2.2):
         last = warm.update(scenario("noise_corruption", 10, step).draw_pairs)
@@ -101,7 +100,7 @@ def test_tracker_of_windows_of_a_stream(fixed: str) -> None:
     sampler = (
         reference if fixed == "points" else lambda n, g: 3 + 2 * torch.randn(n, 4, generator=g)
     )
-    tracker = KLTracker(4, options=replace(QUADRATIC, steps=150), reference=sampler)
+    tracker = KLTracker(4, options=QUADRATIC.replace(steps=150), reference=sampler)
     for shift, scale in ((0.0, 1.0), (0.5, 1.0), (1.0, 0.8)):
         window = 3 + 2 * (shift + scale * rng.normal(size=(2000, 4)))
         tracked = tracker.update(window)
@@ -149,7 +148,7 @@ def test_tracker_refuses_windows(window: ArrayLike, message: str) -> None:
 def test_tracker_takes_options_by_name_and_tells_its_error() -> None:
     rng = np.random.default_rng(0)
     tracker = KLTracker(1, options={"steps": 150}, reference=rng.normal(size=4000))
-    assert tracker.options == replace(QUADRATIC, steps=150)
+    assert tracker.options == QUADRATIC.replace(steps=150)
     tracked = tracker.update(1 + rng.normal(size=4000))
     assert tracked.standard_error is not None
     # The log-ratio at truth is x - 1/2, with a deviation of 1 over the 1,000 held-out points.
@@ -348,8 +347,8 @@ def test_every_block_of_the_page_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     torch.set_default_dtype(torch.float32)
-    monkeypatch.setattr(tracking, "QUADRATIC", replace(QUADRATIC, steps=5))
-    monkeypatch.setattr(information, "DEFAULTS", replace(information.DEFAULTS, steps=5))
+    monkeypatch.setattr(tracking, "QUADRATIC", QUADRATIC.replace(steps=5))
+    monkeypatch.setattr(information, "DEFAULTS", information.DEFAULTS.replace(steps=5))
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     space: dict[str, Any] = {}
     lines, spaces = [], []

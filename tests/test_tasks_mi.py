@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -172,7 +171,7 @@ def test_normal_scores_of_ties_and_constants() -> None:
     [pytest.param(k, marks=() if k in ("rq", "gaussian") else pytest.mark.slow) for k in KERNELS],
 )
 def test_every_kernel_finds_the_information_of_gaussians(kernel: str) -> None:
-    options = replace(QUADRATIC, kernel=kernel, steps=250, batch_size=256)
+    options = QUADRATIC.replace(kernel=kernel, steps=250, batch_size=256)
     (row,) = estimate(Job("gaussian-pairs", 12, 3.0, "os-dre", options, 20_000))
 
     assert row["truth"] == pytest.approx(3.0)
@@ -186,7 +185,7 @@ def test_forty_nats_with_every_kernel(kernel: str) -> None:
     torch.set_default_dtype(torch.float32)
     errors = []
     for seed in range(3):
-        options = replace(QUADRATIC, kernel=kernel, seed=seed)
+        options = QUADRATIC.replace(kernel=kernel, seed=seed)
         (row,) = estimate(Job("gaussian-pairs", 160, 40.0, "os-dre", options, 100_000))
         errors.append(row["estimate"] - 40)
 
@@ -200,7 +199,7 @@ def gauss(n: int, rho: float) -> tuple[np.ndarray, np.ndarray]:
     return x, rho * x + math.sqrt(1 - rho**2) * rng.normal(size=n)
 
 
-QUICK = replace(DEFAULTS, steps=100, batch_size=128, features=32, lr=4e-3)
+QUICK = DEFAULTS.replace(steps=100, batch_size=128, features=32, lr=4e-3)
 
 
 def test_information_of_a_users_arrays() -> None:
@@ -255,7 +254,7 @@ def test_options_by_name_leave_the_others_at_their_defaults(
 
     monkeypatch.setattr(information, "_cross_fit", record)
     mutual_information(*gauss(300, 0.5), options={"batch_size": 77})
-    assert seen[0] == replace(DEFAULTS, batch_size=77)
+    assert seen[0] == DEFAULTS.replace(batch_size=77)
     with pytest.raises(UserError, match="unknown option 'batch'"):
         mutual_information(*gauss(300, 0.5), options={"batch": 77})
 

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -80,7 +79,7 @@ def assert_identical(a: Trainer, b: Trainer) -> None:
 
 
 def test_training_learns_and_every_parameter_moves(tmp_path: Path) -> None:
-    trainer = make(tmp_path, replace(OPTIONS, steps=200))
+    trainer = make(tmp_path, OPTIONS.replace(steps=200))
     before = {k: v.clone() for k, v in weights(trainer).items()}
     outcome = trainer.run(progress=False)
 
@@ -149,7 +148,7 @@ def _raise_at(stop: int) -> Callable[[int], Batch]:
 
 
 def test_a_time_budget_stops_resumably_without_changing_the_schedule(tmp_path: Path) -> None:
-    options = replace(OPTIONS, steps=6)
+    options = OPTIONS.replace(steps=6)
     whole = make(options=options)
     whole.run(progress=False)
 
@@ -241,7 +240,7 @@ def test_an_unknown_selection_key_names_the_known_ones() -> None:
 
 @pytest.mark.parametrize("clip", [0.0, 1e-3])
 def test_gradients_are_clipped_together(clip: float) -> None:
-    trainer = make(options=replace(OPTIONS, clip=clip))
+    trainer = make(options=OPTIONS.replace(clip=clip))
     trainer.step(batches(0))
     parameters = [*trainer.ratio.parameters(), *trainer.objective.parameters()]
     norm = torch.stack([p.grad.norm() for p in parameters if p.grad is not None]).norm()
@@ -252,7 +251,7 @@ def test_gradients_are_clipped_together(clip: float) -> None:
 
 
 def test_the_average_follows_closely_at_first() -> None:
-    trainer = make(options=replace(OPTIONS, ema=0.999))
+    trainer = make(options=OPTIONS.replace(ema=0.999))
     for decay in (1 / 10, 2 / 11):
         before = trainer.averaged.network.head.weight.clone()
         trainer.step(batches(trainer.outcome.step))
@@ -287,7 +286,7 @@ def test_the_average_holds_the_basis_too() -> None:
 
 
 def test_a_signal_on_the_last_step_finishes(tmp_path: Path) -> None:
-    trainer = make(tmp_path, replace(OPTIONS, steps=1, warmup=0))
+    trainer = make(tmp_path, OPTIONS.replace(steps=1, warmup=0))
     outcome = trainer.run(time_budget=0.0, progress=False)
     assert outcome.finished
     assert checkpoints.exists(tmp_path, checkpoints.MODEL)

@@ -33,8 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError, did_you_mean
-from ..options import read_yaml
-from ..resources import find, names
+from ..resources import find, names, read_yaml
 from .digits import SETS
 from .fields import as_mapping, channels, keys_of, name_of, names_of, path_of, shown, typed, whole
 

@@ -9,36 +9,30 @@ __all__ = ["FeatureRatioOptions", "Head", "build_head", "train_head"]
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Annotated, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Literal, NamedTuple
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
-from ..data.preprocess import Preprocess
+from ..data.standardise import Preprocess, Standardise, check_statistics
 from ..errors import UserError
 from ..models.bases import RBFBasis
-from ..models.guards import check_features, check_statistics
+from ..models.guards import check_features
 from ..models.networks import MLP, CoefficientNetwork
 from ..models.ratio import OneStepRatio, RatioModel
 from ..objectives import EndPointLoss, Objective, Shrinkage, Term
-from ..options import Range, Section
+from ..options import Count, Natural, Options, Positive, Weight
 from ..paths.times import UniformTimes
 from ..sections import TrainingConfig
-from ..training.batches import Standardise, VectorBatches, step_generator
-from ..training.trainer import Trainer
+from ..training.batches import Stream, VectorBatches, step_generator
+from ..training.fit import fit
 
-# A stream of randomness apart from those of the batches.
-SPLIT = 5
 # With fewer vectors than this on a side, none are held out.
 SMALLEST = 50
 
-Count: TypeAlias = Annotated[int, Range(1)]
-Positive: TypeAlias = Annotated[float, Range(0, ends="()")]
 
-
-@dataclass(frozen=True)
-class FeatureRatioOptions(Section):
+class FeatureRatioOptions(Options):
     r"""The head and its training.
 
     Attributes:
@@ -64,10 +58,10 @@ class FeatureRatioOptions(Section):
     steps: Count = 1000
     batch_size: Count = 256
     lr: Positive = 1e-3
-    weight_decay: Annotated[float, Range(0)] = 0.05
-    shrinkage: Annotated[float, Range(0)] = 0.003
-    held_out: Annotated[float, Range(0, 0.5)] = 0.1
-    seed: Annotated[int, Range(0)] = 0
+    weight_decay: Weight = 0.05
+    shrinkage: Weight = 0.003
+    held_out: Annotated[float, Field(ge=0, le=0.5)] = 0.1
+    seed: Natural = 0
 
 
 class Head(NamedTuple):
@@ -138,25 +132,25 @@ def train_head(
         torch.zeros(len(id_train), dtype=torch.long),
         reference_train,
         standardise,
-        UniformTimes(),
         options.batch_size,
         options.seed,
     )
     validate = None
     if len(id_held) and len(reference_held):
         validate = _held_out_score(standardise(id_held), standardise(reference_held))
-    trainer = Trainer(
+    fitted = fit(
         build_head(options, ends[0].shape[1]).to(device),
-        _objective(options),
+        lambda moments, model: (UniformTimes(), _objective(options)),
         batches,
         _training(options),
         validate,
         select=None if validate is None else "held_out",
+        progress=progress,
     )
-    outcome = trainer.run(progress=progress)
+    outcome = fitted.outcome
     if not outcome.finished:
         raise UserError(f"features: the head's training was stopped ({outcome.reason}).")
-    return Head(trainer.kept, standardise, outcome.history, outcome.seconds)
+    return Head(fitted.model, standardise, outcome.history, outcome.seconds)
 
 
 def _checked(features: Tensor, what: str) -> Tensor:
@@ -181,7 +175,7 @@ def _pooled(x_1: Tensor, x_0: Tensor, device: torch.device | str) -> Standardise
 
 def _split(x: Tensor, share: float, seed: int, which: int) -> tuple[Tensor, Tensor]:
     count = math.ceil(share * len(x)) if len(x) >= SMALLEST else 0
-    order = torch.randperm(len(x), generator=step_generator(seed, SPLIT, which, "cpu"))
+    order = torch.randperm(len(x), generator=step_generator(seed, Stream.SPLIT, which, "cpu"))
     return x[order[count:]], x[order[:count]]
 
 
@@ -194,8 +188,7 @@ def _objective(options: FeatureRatioOptions) -> Objective:
 
 def _training(options: FeatureRatioOptions) -> TrainingConfig:
     o = options
-    return replace(
-        TrainingConfig.short(o.steps),
+    return TrainingConfig.short(o.steps).replace(
         batch_size=o.batch_size,
         lr=o.lr,
         weight_decay=o.weight_decay,

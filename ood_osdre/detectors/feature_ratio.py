@@ -21,20 +21,18 @@ A head belongs to the network that it was fitted to: it keeps a digest of its mo
 __all__ = ["FeatureRatio", "FeatureRatioOptions"]
 
 from collections.abc import Iterable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..data.preprocess import Preprocess
+from ..data.standardise import Preprocess, Standardise, check_statistics
 from ..errors import UserError
 from ..models.frozen import Features, KnownNetwork, collect_features, device_of, extract_features
-from ..models.guards import check_features, check_log_ratios, check_statistics
+from ..models.guards import check_features, check_log_ratios
 from ..models.ratio import RatioModel
-from ..training import checkpoint as checkpoints
-from ..training.batches import Standardise
+from ..training import checkpoint
 from .feature_head import FeatureRatioOptions, build_head, train_head
 
 NAME = "feature_ratio"
@@ -239,13 +237,13 @@ class FeatureRatio:
         statistics = {"mean": self.standardise.mean, "std": self.standardise.std}
         weights = {f"ratio.{k}": v.clone() for k, v in self.ratio.state_dict().items()}
         metadata = {
-            "options": asdict(self.options),
+            "options": self.options.to_dict(),
             "features": self.features,
             "layer": self.layer,
             "network": None if self.known is None else self.known.digest,
             "seconds": self.seconds,
         }
-        checkpoints.write_checkpoint(Path(folder), NAME, {**statistics, **weights}, metadata)
+        checkpoint.write_checkpoint(Path(folder), NAME, {**statistics, **weights}, metadata)
 
     @classmethod
     def load(cls, folder: str | Path, net: nn.Module | None = None) -> "FeatureRatio":
@@ -258,10 +256,10 @@ class FeatureRatio:
         Raises:
             UserError: If the folder holds none, it is damaged, or the network is another one.
         """
-        tensors, metadata = checkpoints.read_checkpoint(Path(folder), NAME)
-        source = Path(folder) / f"{NAME}.json"
+        tensors, metadata, _ = checkpoint.read_checkpoint(Path(folder), NAME)
+        source = checkpoint.checkpoint_path(Path(folder), NAME)
         try:
-            self = cls(FeatureRatioOptions(**metadata["options"]), metadata["layer"])
+            self = cls(FeatureRatioOptions.of(metadata["options"], str(source)), metadata["layer"])
             ratio = build_head(self.options, metadata["features"])
             self.seconds = metadata["seconds"]
             digest = metadata["network"]  # null for a head fitted to features alone
@@ -269,7 +267,7 @@ class FeatureRatio:
         except (KeyError, TypeError) as error:
             raise UserError(f"{source}: not a ratio of features ({error}).") from None
         own = {key.removeprefix("ratio."): value for key, value in tensors.items()}
-        checkpoints.restore(ratio, own, source)
+        checkpoint.restore(ratio, own, source)
         statistics = check_statistics(mean, std, metadata["features"], source)
         self.ratio, self.standardise = ratio.eval(), Standardise(*statistics)
         self.known = None if digest is None else KnownNetwork(digest)

@@ -1,18 +1,18 @@
 r"""From ID data and a reference of a user's own to what the training loop needs.
 
-What :func:`ood_osdre.evaluation.experiment.train_run` takes from a benchmark, a :class:`Problem` makes out
+What :func:`ood_osdre.evaluation.scorer.train_run` takes from a benchmark, a :class:`Problem` makes out
 of the data: the statistics of the ID data, and a part of both sets that is held out to select
 the model. Images are augmented and validated as those of a benchmark are; vectors are neither
 augmented nor compared with sets made by a program, so their validation is the held-out reference
 alone.
 """
 
-__all__ = ["Problem", "build_untrained"]
+__all__ = ["Problem"]
 
 import hashlib
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +24,17 @@ from torch import nn
 from ..config import Config
 from ..data import ImageSet, hold_out_reference
 from ..data.inputs import Chunk
-from ..data.preprocess import Preprocess
 from ..data.sets import count_shared, fingerprints
+from ..data.standardise import Preprocess, Standardise
 from ..errors import UserError
 from ..evaluation.evaluate import Validation, score_images
 from ..evaluation.metrics import ood_metrics
-from ..models.build import build_ratio, build_ratio_on
+from ..models.build import build_untrained
 from ..models.ratio import RatioModel
-from ..objectives import Batch
 from ..objectives.build import prepare_objective
-from ..paths.gaussian import Moments
-from ..paths.times import Times
-from ..training.batches import PairBatches, Standardise, VectorBatches
-from ..training.trainer import Trainer, Validate
+from ..training.batches import Batches, ImageBatches, VectorBatches
+from ..training.fit import Fit, fit
+from ..training.trainer import Validate
 
 # The share of ID data, and of a reference without classes, that selects the model.
 HELD_OUT = 0.1
@@ -77,8 +75,8 @@ class Problem:
         self.classes = _classes(id_data)
         if not self.classes:
             # Nothing could train a class head.
-            options = replace(config.objective, class_weight=0.0, outlier_exposure=0.0)
-            config = replace(config, objective=options)
+            options = config.objective.replace(class_weight=0.0, outlier_exposure=0.0)
+            config = config.replace(objective=options)
         self.config, self.device = config, device
         self.dim = None if id_data.has_images else id_data.values.shape[1]
         self.seen, checksums = _inspect(id_data, reference)
@@ -109,25 +107,15 @@ class Problem:
             "checksums": checksums,
         }
 
-    def moments(self) -> Moments:
-        r"""Returns the second moments of the preprocessed reference and ID data."""
-        ends = self._reference, self._id_train
-        return Moments.of(*(self.preprocess.sample(chunk.values) for chunk in ends))
-
-    def batches(self, times: Times) -> Callable[[int], Batch]:
-        r"""Returns the batches, a pure function of the step.
-
-        Arguments:
-            times: The distribution of training times.
-        """
+    def batches(self) -> Batches:
+        r"""Returns the training batches."""
         config, size = self.config, self.config.training.batch_size
         if not isinstance(self.preprocess, Standardise):
-            return PairBatches(
+            return ImageBatches(
                 _images(self._id_train),
                 _images(self._reference),
                 config.data,
                 self.preprocess,
-                times,
                 size,
                 config.training.seed,
             )
@@ -139,34 +127,48 @@ class Problem:
             torch.as_tensor(self._id_train.labels),
             torch.as_tensor(self._reference.values),
             self.preprocess,
-            times,
             size,
             config.training.seed,
         )
 
-    def trainer(self, backbone: nn.Module | None, size: int, folder: Path | None) -> Trainer:
-        r"""Returns the training loop of a new ratio.
+    def fit(
+        self,
+        backbone: nn.Module | None,
+        size: int,
+        folder: Path | None,
+        resume: bool = False,
+        progress: bool = True,
+    ) -> tuple[Fit, dict[str, Any]]:
+        r"""Trains a new ratio.
 
         Arguments:
-            backbone: As for :func:`build_untrained`.
+            backbone: As for :func:`~ood_osdre.models.build.build_untrained`.
             size: The side of images.
             folder: A folder for checkpoints and the log; None writes nothing.
+            resume: Whether to go on from the folder's checkpoint, if there is one.
+            progress: Whether to show a progress bar.
+
+        Returns:
+            The fitted model, and what is stored with it.
         """
         config = self.config
         torch.manual_seed(config.training.seed)
-        ratio = build_untrained(config, backbone, size, self.classes, self.dim).to(self.device)
-        times, objective = prepare_objective(config, self.moments(), ratio)
+        ratio = build_untrained(config, self.classes, self.dim, backbone, size).to(self.device)
         own = None if backbone is None else type(backbone).__qualname__
-        return Trainer(
+        metadata = self.metadata | {"size": size, "backbone": own}
+        fitted = fit(
             ratio,
-            objective,
-            self.batches(times),
+            partial(prepare_objective, config),
+            self.batches(),
             config.training,
             self.validation(),
-            config.evaluation.select,
-            folder,
-            self.metadata | {"size": size, "backbone": own},
+            select=config.evaluation.select,
+            folder=folder,
+            metadata=metadata,
+            resume=resume,
+            progress=progress,
         )
+        return fitted, metadata
 
     def validation(self) -> Validate:
         r"""Returns what selects the model: ID data held out against reference held out."""
@@ -189,33 +191,6 @@ class Problem:
             return {"val_near": auroc, "val_auroc": auroc}
 
         return validate
-
-
-def build_untrained(
-    config: Config, backbone: nn.Module | None, size: int, classes: int, dim: int | None
-) -> RatioModel:
-    r"""Builds an untrained ratio, on the user's backbone if there is one.
-
-    Arguments:
-        config: The configuration.
-        backbone: A module from inputs :math:`(B, *)` to features :math:`(B, F)`, which is copied;
-            None for the one that the configuration describes.
-        size: The side of images.
-        classes: The number of ID classes, 0 without labels.
-        dim: The dimension of vectors; None for images.
-
-    Raises:
-        UserError: If the network takes something else.
-    """
-    if backbone is not None:
-        shape = (3, size, size) if dim is None else (dim,)
-        return build_ratio_on(backbone, shape, config, classes)
-    if dim is not None and config.network.kind != "mlp":
-        raise UserError(
-            f"network.kind: got {config.network.kind}, which takes images; expected mlp for "
-            "vectors."
-        )
-    return build_ratio(config, classes, dim)
 
 
 def _classes(id_data: Chunk) -> int:

@@ -15,7 +15,6 @@ import logging
 import os
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,11 +29,11 @@ from ..data.sets import count_shared, fingerprints
 from ..errors import UserError
 from ..evaluation.calibration import SplitConformal
 from ..evaluation.evaluate import score_images
-from ..evaluation.experiment import Scorer
 from ..evaluation.metrics import check_scores
+from ..evaluation.scorer import Scorer, TrainedModel, read_model
 from ..training.distributed import find_device
 from ..training.trainer import Outcome
-from .files import Fitted, held_folder, read_calibration, read_fitted, write_fitted
+from .files import held_folder, read_calibration, write_detector
 from .fitting import Problem
 
 ESTIMATORS = ("one_step", "direct")
@@ -110,10 +109,12 @@ class OneStepDetector:
         self.backbone, self.size, self.progress = backbone, size, progress
         self.outcome = Outcome()
         self.conformal: SplitConformal | None = None
-        self._fitted: Fitted | None = None
+        self._trained: TrainedModel | None = None
+        self._scorer: Scorer | None = None
+        self._seen: NDArray[Any] | None = None
 
     def __repr__(self) -> str:
-        state = "not fitted" if self._fitted is None else "fitted"
+        state = "fitted" if self.is_fitted else "not fitted"
         if self.conformal is not None:
             state = f"calibrated at alpha={self.conformal.alpha:g}"
         return f"{type(self).__name__}({self.config.estimator}, size={self.size}, {state})"
@@ -154,28 +155,27 @@ class OneStepDetector:
         problem = Problem(self.config, given, read(reference, self.size, "reference"), self.device)
         target = None if folder is None else Path(folder)
         with nullcontext() if target is None else held_folder(target, resume):
-            trainer = problem.trainer(self.backbone, self.size, target)
-            self.outcome = trainer.run(progress=self.progress, resume=resume)
+            fitted, metadata = problem.fit(self.backbone, self.size, target, resume, self.progress)
+        self.outcome = fitted.outcome
         if not self.outcome.finished:
             where = "" if folder is None else f"; saved in {folder}, go on with resume=True"
             raise UserError(
                 f"fit: stopped ({self.outcome.reason}) at step {self.outcome.step} of "
                 f"{self.config.training.steps}{where}."
             )
-        self._fitted = Fitted.of(trainer.kept, problem.preprocess, trainer.metadata, problem.seen)
+        self._take(TrainedModel(fitted.model, problem.preprocess, metadata), problem.seen)
         self.conformal = None
         return self
 
     @property
     def is_fitted(self) -> bool:
         r"""Whether there is a trained model."""
-        return self._fitted is not None
+        return self._scorer is not None
 
     @property
     def scorer(self) -> Scorer:
         r"""The trained model, folded, with its preprocessing."""
-        fitted = self._get_fitted("scorer")
-        return Scorer(fitted.folded, fitted.preprocess, fitted.metadata)
+        return self._get_scorer("scorer")
 
     def score(self, x: object) -> NDArray[np.float32]:
         r"""Scores inputs, one forward pass each.
@@ -190,8 +190,8 @@ class OneStepDetector:
             UserError: If there are none, they are not what the detector was fitted on, or a
                 score is NaN or infinite.
         """
-        fitted = self._get_fitted("score")
-        parts = [self._score(fitted, chunk) for chunk in read_chunks(x, self.size, "input")]
+        scorer = self._get_scorer("score")
+        parts = [self._score(scorer, chunk) for chunk in read_chunks(x, self.size, "input")]
         if not parts:
             raise UserError("input: empty, expected at least one image or vector.")
         return np.concatenate(parts)
@@ -219,16 +219,16 @@ class OneStepDetector:
         """
         if seen not in ("refuse", "warn"):
             raise ValueError(f"'seen' should be 'refuse' or 'warn', got {seen!r}.")
-        fitted = self._get_fitted("calibrate")
+        scorer = self._get_scorer("calibrate")
         scores, marks = [], []
         for chunk in read_chunks(id_data, self.size, "calibration data"):
-            scores.append(self._score(fitted, chunk))
+            scores.append(self._score(scorer, chunk))
             marks.append(fingerprints(chunk.values))
         if not scores:
             raise UserError("calibration data: empty, expected at least one image or vector.")
-        if fitted.seen is None:
+        if self._seen is None:
             log.warning("calibration: what trained this model is not recorded, so not compared.")
-        elif shared := count_shared(np.concatenate(marks), fitted.seen):
+        elif shared := count_shared(np.concatenate(marks), self._seen):
             message = (
                 f"calibration data: {shared} of {sum(map(len, marks))} items were read in fit, "
                 "which voids the guarantee"
@@ -280,7 +280,9 @@ class OneStepDetector:
         Raises:
             UserError: If it cannot be written.
         """
-        write_fitted(Path(folder), self._get_fitted("save"), self.conformal)
+        self._get_scorer("save")
+        assert self._trained is not None
+        write_detector(Path(folder), self._trained, self._seen, self.conformal)
 
     @classmethod
     def load(
@@ -303,20 +305,24 @@ class OneStepDetector:
             UserError: If the folder holds none, or it is damaged.
         """
         source = Path(folder)
-        config, fitted = read_fitted(source, backbone, find_device(device))
-        size = fitted.metadata["size"]
+        trained = read_model(source, find_device(device), backbone)
+        config = Config.from_mapping(trained.metadata["config"])
+        size = trained.metadata["size"]
         detector = cls(config, backbone=backbone, size=size, device=device)
-        seen, detector.conformal = read_calibration(source)
-        detector._fitted = replace(fitted, seen=seen)
+        seen, detector.conformal = read_calibration(source, trained.digest)
+        detector._take(trained, seen)
         return detector
 
-    def _get_fitted(self, method: str) -> Fitted:
-        if self._fitted is None:
+    def _take(self, trained: TrainedModel, seen: NDArray[Any] | None) -> None:
+        self._trained, self._scorer, self._seen = trained, Scorer.of(trained), seen
+
+    def _get_scorer(self, method: str) -> Scorer:
+        if self._scorer is None:
             raise UserError(f"{method}: the detector is not fitted; call fit first.")
-        return self._fitted
+        return self._scorer
 
     def _get_conformal(self, method: str) -> SplitConformal:
-        self._get_fitted(method)
+        self._get_scorer(method)
         if self.conformal is None:
             raise UserError(
                 f"{method}: there is no threshold yet; call calibrate with ID data that fit has "
@@ -324,14 +330,12 @@ class OneStepDetector:
             )
         return self.conformal
 
-    def _score(self, fitted: Fitted, chunk: Chunk) -> NDArray[np.float32]:
+    def _score(self, scorer: Scorer, chunk: Chunk) -> NDArray[np.float32]:
         shape = chunk.values.shape[1:]
-        dim = fitted.metadata.get("dim")
-        expected = (self.size, self.size, 3) if dim is None else (dim,)
-        if shape != expected:
-            raise UserError(f"input: items of shape {shape}, expected {expected} as in fit.")
+        if shape != scorer.shape:
+            raise UserError(f"input: items of shape {shape}, expected {scorer.shape} as in fit.")
         scores, _ = score_images(
-            fitted.folded, chunk.values, fitted.preprocess, self.config.evaluation.batch_size
+            scorer.ratio, chunk.values, scorer.preprocess, self.config.evaluation.batch_size
         )
         check_scores("input", scores, chunk.names)
         return scores

@@ -27,7 +27,7 @@ from torch import nn
 from tqdm import tqdm
 
 from ..data import BenchmarkData, ImageSet
-from ..data.preprocess import Preprocess
+from ..data.standardise import Preprocess
 from ..data.synthetic import development_sets
 from ..errors import UserError
 from ..models.classifier import Classifier
@@ -73,10 +73,10 @@ def score_images(
     for start in range(rows.start, end, batch_size):
         stop = min(start + batch_size, end)
         batch = torch.as_tensor(np.ascontiguousarray(images[start:stop]))
-        h = scorer.coefficients(preprocess(batch))
-        scores.append(scorer.log_ratio_of(h.total))
-        if h.logits is not None:
-            classes.append(h.logits.argmax(dim=1))
+        prediction = scorer.predict(preprocess(batch))
+        scores.append(prediction.score)
+        if prediction.logits is not None:
+            classes.append(prediction.logits.argmax(dim=1))
         if bar is not None:
             bar.update(len(batch))
     score = torch.cat(scores)[:own].float().cpu().numpy()

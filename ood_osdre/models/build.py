@@ -3,7 +3,14 @@ r"""From a configuration to the ratio that it describes, or a rival.
 Ratios on a backbone that the user brings, instead of one that a configuration describes.
 """
 
-__all__ = ["build_backbone", "build_one_step", "build_ratio", "build_ratio_on", "count_features"]
+__all__ = [
+    "build_backbone",
+    "build_one_step",
+    "build_ratio",
+    "build_ratio_on",
+    "build_untrained",
+    "count_features",
+]
 
 import copy
 
@@ -12,7 +19,7 @@ from torch import Tensor, nn
 
 from ..config import Config
 from ..errors import UserError
-from ..objectives.build import build_path
+from ..paths.build import build_path
 from .bases import RBFBasis
 from .classifier import Classifier
 from .frozen import evaluating, explained
@@ -162,3 +169,34 @@ def count_features(backbone: nn.Module, shape: tuple[int, ...]) -> int:
             "of shape (2, F); create a timm model with num_classes=0."
         )
     return output.shape[1]
+
+
+def build_untrained(
+    config: Config,
+    classes: int,
+    dim: int | None = None,
+    backbone: nn.Module | None = None,
+    size: int = 32,
+) -> RatioModel:
+    r"""Builds an untrained ratio, on the user's backbone if there is one.
+
+    Arguments:
+        config: The configuration.
+        classes: The number of ID classes, 0 without labels.
+        dim: The dimension of vectors; None for images.
+        backbone: A module from inputs :math:`(B, *)` to features :math:`(B, F)`, which is copied;
+            None for the one that the configuration describes.
+        size: The side of images, which only a backbone of the user's needs.
+
+    Raises:
+        UserError: If the network takes something else.
+    """
+    if backbone is not None:
+        shape = (3, size, size) if dim is None else (dim,)
+        return build_ratio_on(backbone, shape, config, classes)
+    if dim is not None and config.network.kind != "mlp":
+        raise UserError(
+            f"network.kind: got {config.network.kind}, which takes images; expected mlp for "
+            "vectors."
+        )
+    return build_ratio(config, classes, dim)

@@ -24,8 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .networks import Coefficients
-from .ratio import RatioModel
+from .ratio import Prediction, RatioModel
 
 #: The scores by name.
 SCORES = ("msp", "energy", "knn")
@@ -87,14 +86,12 @@ class Classifier(RatioModel):
         self.bank = bank
         return self
 
-    def coefficients(self, x: Tensor) -> Coefficients:
-        r"""Returns the score as the only coefficient, and the class logits.
+    def outputs(self, x: Tensor) -> Prediction:
+        r"""Returns the scores and the class logits.
 
         Arguments:
             x: The inputs, with shape :math:`(B, *)`.
 
-        Returns:
-            The scores as `total`, with shape :math:`(B, 1)`, and the logits.
         """
         features = self.backbone(x)
         logits = self.class_head(features)
@@ -105,11 +102,11 @@ class Classifier(RatioModel):
             score = _single(logits).logsumexp(dim=1)
         else:
             score = _log_odds(_single(logits))
-        return Coefficients(score[:, None], logits=logits)
+        return Prediction(score, logits)
 
-    def log_ratio_of(self, h: Tensor) -> Tensor:
-        r"""Returns the score (larger = more ID), the only coefficient of `h`; not a log-ratio."""
-        return h.squeeze(-1)
+    def log_ratio_at(self, outputs: Prediction) -> Tensor:
+        r"""Returns the scores (larger = more ID), with shape :math:`(B)`; no log-ratios."""
+        return outputs.score
 
     def _distance_score(self, features: Tensor) -> Tensor:
         if self.bank is None:

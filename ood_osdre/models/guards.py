@@ -6,9 +6,7 @@ the model was trained on. NaN and infinity are refused with their count, so that
 calibrated on or reported.
 """
 
-__all__ = ["check_features", "check_inputs", "check_log_ratios", "check_statistics"]
-
-from collections.abc import Sequence
+__all__ = ["check_features", "check_inputs", "check_log_ratios"]
 
 import torch
 from torch import Tensor
@@ -91,42 +89,6 @@ def check_log_ratios(scores: Tensor, what: str) -> Tensor:
             f"{what}: {bad} of {len(scores)} log-ratios are NaN or infinite, expected finite ones."
         )
     return scores
-
-
-def check_statistics(
-    mean: Tensor | Sequence[float], std: Tensor | Sequence[float], count: int, source: object
-) -> tuple[list[float], list[float]]:
-    r"""Refuses statistics that nothing can be standardised with.
-
-    Arguments:
-        mean: The means.
-        std: The standard deviations.
-        count: The number of each.
-        source: The file or set to name in errors.
-
-    Returns:
-        The means and the standard deviations.
-
-    Raises:
-        UserError: If one is not finite, a deviation is not positive, or their number is another.
-    """
-    values = []
-    for name, given in (("mean", mean), ("std", std)):
-        try:
-            value = torch.as_tensor(given, dtype=torch.float64)
-        except (TypeError, ValueError, RuntimeError):
-            raise UserError(f"{source}: {name}: expected {count} numbers.") from None
-        if value.shape != (count,):
-            raise UserError(
-                f"{source}: {name}: got shape {tuple(value.shape)}, expected {count} numbers."
-            )
-        single = value.float()  # what standardises
-        bad = int((~torch.isfinite(single) | (single <= 0 if name == "std" else False)).sum())
-        if bad:
-            expected = "finite" if name == "mean" else "positive and finite"
-            raise UserError(f"{source}: {name}: {bad} of {count} are not {expected}.")
-        values.append(value.tolist())
-    return values[0], values[1]
 
 
 def _refuse_infinite(x: Tensor, what: str, items: str) -> None:

@@ -26,10 +26,11 @@ They know nothing of paths and times. Which estimator it is depends on the loss 
 of them share the network, its output and its start at zero.
 """
 
-__all__ = ["DirectRatio", "FoldedRatio", "OneStepRatio", "RatioModel"]
+__all__ = ["DirectRatio", "FoldedRatio", "OneStepRatio", "Prediction", "RatioModel"]
 
 import abc
 import copy
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -38,33 +39,52 @@ from .bases import TemporalBasis
 from .networks import CoefficientNetwork, Coefficients
 
 
-class RatioModel(nn.Module, abc.ABC):
-    r"""Abstract model of a log-ratio: what training, evaluation and checkpoints work with.
+class Prediction(NamedTuple):
+    r"""What a model says about inputs.
 
-    The rivals of :mod:`ood_osdre.baselines` have the same face.
+    Attributes:
+        score: The log-ratios in nats, larger = more ID, with shape :math:`(B)`; of a classifier its
+            score, which has no unit.
+        logits: Class logits, with shape :math:`(B, C)`; None without a class head.
     """
 
+    score: Tensor
+    logits: Tensor | None = None
+
+
+class RatioModel(nn.Module, abc.ABC):
+    r"""Abstract model of a log-ratio: what training, evaluation and checkpoints work with."""
+
     @abc.abstractmethod
-    def coefficients(self, x: Tensor) -> Coefficients:
-        r"""Evaluates the network.
+    def outputs(self, x: Tensor) -> Coefficients | Prediction:
+        r"""Evaluates the network, once; what the terms of an objective see.
 
         Arguments:
             x: The inputs, with shape :math:`(B, *)`.
 
         Returns:
-            The coefficients; `total` has shape :math:`(B, K)`.
+            The coefficients of a one-step ratio, the prediction of any other model.
         """
 
     @abc.abstractmethod
-    def log_ratio_of(self, h: Tensor) -> Tensor:
-        r"""Returns the log-ratio of coefficients.
+    def log_ratio_at(self, outputs: Any) -> Tensor:  # noqa: ANN401
+        r"""Returns the log-ratios in nats, larger = more ID, of this model's own outputs.
 
         Arguments:
-            h: The coefficients, with shape :math:`(*, K)`.
+            outputs: What :meth:`outputs` returned for :math:`B` inputs, or a part of it.
 
         Returns:
-            The log-ratios, in nats (larger = more ID), with shape :math:`(*)`.
+            The log-ratios, with shape :math:`(B)`; of a classifier its score.
         """
+
+    def predict(self, x: Tensor) -> Prediction:
+        r"""Returns the scores and the class logits of one forward pass.
+
+        Arguments:
+            x: The inputs, with shape :math:`(B, *)`.
+        """
+        outputs = self.outputs(x)
+        return Prediction(self.log_ratio_at(outputs), outputs.logits)
 
     def log_ratio(self, x: Tensor) -> Tensor:
         r"""Returns the log-ratio.
@@ -75,7 +95,7 @@ class RatioModel(nn.Module, abc.ABC):
         Returns:
             The log-ratios, in nats (larger = more ID), with shape :math:`(B)`.
         """
-        return self.log_ratio_of(self.coefficients(x).total)
+        return self.predict(x).score
 
     def forward(self, x: Tensor) -> Tensor:
         r"""Returns the log-ratio, as :meth:`log_ratio` does."""
@@ -127,6 +147,14 @@ class OneStepRatio(RatioModel):
         h = output if isinstance(output, Coefficients) else Coefficients(output)
         _check_size(h.total.shape[-1], self.basis)
         return h
+
+    def outputs(self, x: Tensor) -> Coefficients:
+        r"""Returns the coefficients, as :meth:`coefficients` does."""
+        return self.coefficients(x)
+
+    def log_ratio_at(self, outputs: Coefficients) -> Tensor:
+        r"""Returns the log-ratios in nats of coefficients, with shape :math:`(B)`."""
+        return self.log_ratio_of(outputs.total)
 
     def score(self, h: Tensor, t: Tensor) -> Tensor:
         r"""Returns the time score :math:`K^{-1/2} \langle h, g(t) \rangle` of coefficients.
@@ -234,30 +262,27 @@ class FoldedRatio(RatioModel):
         self.head = head
         self.class_head = class_head
 
-    def coefficients(self, x: Tensor) -> Coefficients:
-        r"""Returns the log-ratio as the only coefficient, and the class logits.
+    def outputs(self, x: Tensor) -> Prediction:
+        r"""Returns the log-ratios and the class logits.
 
         Arguments:
             x: The inputs, with shape :math:`(B, *)`.
-
-        Returns:
-            The log-ratios as `total`, with shape :math:`(B, 1)`, and the logits.
         """
         features = self.backbone(x)
         logits = None if self.class_head is None else self.class_head(features)
-        return Coefficients(self._log_ratio_of(features), logits=logits)
+        return Prediction(self._log_ratio(features), logits)
 
-    def log_ratio_of(self, h: Tensor) -> Tensor:
-        r"""Returns the log-ratio, the only coefficient, of `h`, with shape :math:`(B, 1)`."""
-        return h.squeeze(-1)
+    def log_ratio_at(self, outputs: Prediction) -> Tensor:
+        r"""Returns the log-ratios in nats of a prediction, with shape :math:`(B)`."""
+        return outputs.score
 
     def log_ratio(self, x: Tensor) -> Tensor:
         r"""Returns the log-ratio, without evaluating the class head."""
-        return self._log_ratio_of(self.backbone(x)).squeeze(-1)
+        return self._log_ratio(self.backbone(x))
 
-    def _log_ratio_of(self, features: Tensor) -> Tensor:
+    def _log_ratio(self, features: Tensor) -> Tensor:
         with torch.autocast(features.device.type, enabled=False):
-            return self.head(features.to(self.head.weight.dtype))
+            return self.head(features.to(self.head.weight.dtype)).squeeze(-1)
 
 
 def _affine_parts(network: nn.Module) -> tuple[CoefficientNetwork, nn.Linear]:

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor, nn
 
 from ..paths.quadrature import Quadrature, check_tolerance, ode, trapezoid
-from .networks import MLP, Coefficients, ResNetBackbone
-from .ratio import RatioModel
+from .networks import MLP, ResNetBackbone
+from .ratio import Prediction, RatioModel
 
 SOLVERS = ("trapezoid", "ode")
 
@@ -91,16 +91,16 @@ class TimeConditionedRatio(RatioModel):
             return ode(self.time_score, x, self.tolerance, self.tolerance, low, high)
         return trapezoid(self.time_score, x, self.evaluations - 1, low, high)
 
-    def coefficients(self, x: Tensor) -> Coefficients:
-        r"""Returns the log-ratio as the only coefficient, with shape :math:`(B, 1)`."""
+    def outputs(self, x: Tensor) -> Prediction:
+        r"""Returns the log-ratios, without class logits."""
         log_ratio, evaluations = self.integrate(x)
         inputs, before = self.spent
         self.spent = Spent(inputs + len(x), before + len(x) * evaluations)
-        return Coefficients(log_ratio[:, None])
+        return Prediction(log_ratio)
 
-    def log_ratio_of(self, h: Tensor) -> Tensor:
-        r"""Returns the log-ratio in nats (larger = more ID), the only coefficient of `h`."""
-        return h.squeeze(-1)
+    def log_ratio_at(self, outputs: Prediction) -> Tensor:
+        r"""Returns the log-ratios in nats of a prediction, with shape :math:`(B)`."""
+        return outputs.score
 
 
 class TimeEmbedding(nn.Module):

@@ -28,17 +28,21 @@ __all__ = ["Batch", "Objective", "PathTerm", "Ratio", "Term", "evaluate"]
 
 import abc
 from collections.abc import Mapping
-from typing import NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
 
 from ..models.networks import Coefficients
+from ..models.ratio import Prediction
 from ..paths.gaussian import GaussianPath
+
+#: What a model says about points: the coefficients of a one-step ratio, or a prediction.
+Outputs: TypeAlias = Coefficients | Prediction
 
 
 class Batch(NamedTuple):
-    r"""One batch of random draws.
+    r"""A training batch: pairs, times and noise.
 
     Attributes:
         x_0: Points of the reference :math:`p_0`, with shape :math:`(B, *)`.
@@ -61,7 +65,7 @@ class Batch(NamedTuple):
 class Ratio(Protocol):
     r"""What a term needs of a ratio; :class:`ood_osdre.models.ratio.OneStepRatio` is one."""
 
-    def coefficients(self, x: Tensor, /) -> Coefficients:
+    def outputs(self, x: Tensor, /) -> Outputs:
         r"""Returns the network's outputs at `x`, with shape :math:`(B, *)`."""
 
     def score(self, h: Tensor, t: Tensor, /) -> Tensor:
@@ -70,7 +74,7 @@ class Ratio(Protocol):
     def score_derivative(self, h: Tensor, t: Tensor, /) -> Tensor:
         r"""Returns :math:`\partial_t s`, with the shape of `h` but its last."""
 
-    def log_ratio_of(self, h: Tensor, /) -> Tensor:
+    def log_ratio_at(self, outputs: Any, /) -> Tensor:  # noqa: ANN401
         r"""Returns :math:`\log \hat r` in nats, larger is more ID, with shape :math:`(B)`."""
 
 
@@ -95,7 +99,7 @@ class Term(nn.Module, abc.ABC):
         """
 
     @abc.abstractmethod
-    def loss(self, ratio: Ratio, batch: Batch, at: Mapping[str, Coefficients]) -> Tensor:
+    def loss(self, ratio: Ratio, batch: Batch, at: Mapping[str, Any]) -> Tensor:
         r"""Returns the loss of each sample.
 
         Arguments:
@@ -208,7 +212,7 @@ class Objective(nn.Module):
         return f"weights={self.weights}"
 
 
-def evaluate(ratio: Ratio, points: Mapping[str, Tensor]) -> dict[str, Coefficients]:
+def evaluate(ratio: Ratio, points: Mapping[str, Tensor]) -> dict[str, Any]:
     r"""Evaluates the network at all points in one concatenated forward pass.
 
     Arguments:
@@ -222,9 +226,10 @@ def evaluate(ratio: Ratio, points: Mapping[str, Tensor]) -> dict[str, Coefficien
         return {}
 
     sizes = [len(x) for x in points.values()]
-    outputs = ratio.coefficients(torch.cat(list(points.values())))
+    outputs = ratio.outputs(torch.cat(list(points.values())))
     parts = zip(*(_split(y, sizes) for y in outputs), strict=True)
-    return {name: Coefficients(*part) for name, part in zip(points, parts, strict=True)}
+    kind = type(outputs)
+    return {name: kind(*part) for name, part in zip(points, parts, strict=True)}
 
 
 def _split(y: Tensor | None, sizes: list[int]) -> tuple[Tensor | None, ...]:

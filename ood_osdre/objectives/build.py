@@ -1,11 +1,8 @@
-r"""From a configuration to what trains a ratio: path, times and objective."""
+r"""From a configuration to the objective that trains a ratio."""
 
 __all__ = [
-    "SCHEDULES",
     "build_decoder",
     "build_objective",
-    "build_path",
-    "build_times",
     "prepare_objective",
 ]
 
@@ -18,25 +15,9 @@ from ..errors import UserError
 from ..models.networks import MLP
 from ..models.ratio import OneStepRatio, RatioModel
 from ..models.unet import UNetDecoder, UNetEncoder, VectorDecoder, inverse_noise
+from ..paths.build import build_path, build_times, build_weight
 from ..paths.gaussian import GaussianPath, Moments
-from ..paths.noises import BridgeNoise, DDBINoise, DequantisationNoise, NoiseModel
-from ..paths.schedules import (
-    FollmerSchedule,
-    KumaraswamySchedule,
-    LinearSchedule,
-    Schedule,
-    TrigonometricSchedule,
-    VariancePreservingSchedule,
-)
-from ..paths.times import InverseVarianceTimes, LogitNormalTimes, Times, UniformTimes
-from ..paths.weights import (
-    BridgeWeight,
-    Constant,
-    InverseVarianceWeight,
-    NoiseVarianceWeight,
-    Weight,
-)
-from ..sections import PathConfig
+from ..paths.times import Times
 from .base import Objective, Term
 from .conditional import ConditionalScoreMatching
 from .endpoint import ClassLoss, EndPointLoss, OutlierExposure, Shrinkage
@@ -44,53 +25,6 @@ from .joint import ConditionalJointScoreMatching, JointScoreMatching
 from .marginal import PathDifference, TimeScoreMatching
 from .time_conditioned import TimeConditionedConditionalMatching, TimeConditionedScoreMatching
 from .variance import PathVariance
-
-SCHEDULES: dict[str, Callable[[], Schedule]] = {
-    "linear": LinearSchedule,
-    "trigonometric": TrigonometricSchedule,
-    "vp": VariancePreservingSchedule,
-    "follmer": FollmerSchedule,
-    "kumaraswamy_affine": lambda: KumaraswamySchedule(kind="affine"),
-    "kumaraswamy_spherical": lambda: KumaraswamySchedule(kind="spherical"),
-}
-#: The noise models by name, of a path's options and whether its variance is learnt.
-NOISES: dict[str, Callable[[PathConfig, bool], NoiseModel]] = {
-    "dequantisation": lambda o, learnable: DequantisationNoise(o.eps),
-    "bridge": lambda o, learnable: BridgeNoise(o.gamma2, o.eps, learnable),
-    "ddbi": lambda o, learnable: DDBINoise(o.gamma2, o.eps, learnable),
-}
-#: The weights of score-matching terms by name, of the path and the moments of its ends.
-WEIGHTS: dict[str, Callable[[GaussianPath, Moments], Weight]] = {
-    "constant": lambda path, moments: Constant(),
-    "bridge": lambda path, moments: BridgeWeight(),
-    "inverse_variance": InverseVarianceWeight,
-    "noise_variance": lambda path, moments: NoiseVarianceWeight(path),
-}
-
-
-def build_path(config: Config) -> GaussianPath:
-    r"""Builds the path from the reference to ID data."""
-    path = config.path
-    # A learnable path pays mostly through the bridge's variance: about fourfold on images.
-    learnable = config.objective.path_variance > 0
-    noise = NOISES[path.noise](path, learnable)
-    return GaussianPath(SCHEDULES[path.schedule](), noise, path.t_min)
-
-
-def build_times(config: Config, path: GaussianPath, moments: Moments) -> Times:
-    r"""Builds the distribution of training times, on the path's interval.
-
-    Arguments:
-        config: The configuration.
-        path: The path.
-        moments: The second moments of both ends.
-    """
-    (low, high), stratified = path.t_range, config.times.stratified
-    if config.times.kind == "uniform":
-        return UniformTimes(low, high, stratified=stratified)
-    if config.times.kind == "logit_normal":
-        return LogitNormalTimes(low=low, high=high, stratified=stratified)
-    return InverseVarianceTimes(path, moments, stratified=stratified)
 
 
 def prepare_objective(
@@ -128,7 +62,7 @@ def build_objective(
         ratio: The ratio whose backbone the data score's decoder shares; only that wants one.
     """
     o = config.objective
-    weight = WEIGHTS[o.weight](path, moments)
+    weight = build_weight(config, path, moments)
     if config.estimator == "time_conditioned":
         if o.conditional:
             return TimeConditionedConditionalMatching(path, weight)

@@ -16,6 +16,7 @@ that no function of :math:`x_t` explains.
 __all__ = ["FORMS", "ConditionalScoreMatching"]
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -79,7 +80,7 @@ class ConditionalScoreMatching(PathTerm):
     def points(self, batch: Batch) -> dict[str, Tensor]:  # noqa: D102
         return {name: self.at_time(batch, batch.t, sign) for name, sign in self.signs.items()}
 
-    def loss(self, ratio: Ratio, batch: Batch, at: Mapping[str, Coefficients]) -> Tensor:  # noqa: D102
+    def loss(self, ratio: Ratio, batch: Batch, at: Mapping[str, Any]) -> Tensor:  # noqa: D102
         scale = self.weight.value(batch.t).sqrt()
         losses = []
         for name, sign in self.signs.items():

@@ -15,11 +15,11 @@ __all__ = [
 ]
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..models.networks import Coefficients
 from ..paths.gaussian import GaussianPath
 from .base import Batch, Ratio, Term
 
@@ -197,8 +197,8 @@ class EndPointLoss(EndTerm):
             raise ValueError(f"'cap' should be positive, got {cap}.")
         self.kind, self.cap = loss, cap
 
-    def loss(self, ratio: Ratio, batch: Batch, at: Mapping[str, Coefficients]) -> Tensor:  # noqa: D102
-        f_0, f_1 = (ratio.log_ratio_of(at[name].total) for name in self.names)
+    def loss(self, ratio: Ratio, batch: Batch, at: Mapping[str, Any]) -> Tensor:  # noqa: D102
+        f_0, f_1 = (ratio.log_ratio_at(at[name]) for name in self.names)
         return LOSSES[self.kind](f_0, f_1, self.cap)
 
 
@@ -224,7 +224,7 @@ class ClassLoss(EndTerm):
         self.names = self.names[1:]
         self.label_smoothing = label_smoothing
 
-    def loss(self, ratio: Ratio, batch: Batch, at: Mapping[str, Coefficients]) -> Tensor:  # noqa: D102
+    def loss(self, ratio: Ratio, batch: Batch, at: Mapping[str, Any]) -> Tensor:  # noqa: D102
         logits = at[self.names[0]].logits
         if logits is None:
             raise ValueError(
@@ -257,7 +257,7 @@ class OutlierExposure(EndTerm):
         super().__init__(path, clean)
         self.names = self.names[:1]
 
-    def loss(self, ratio: Ratio, batch: Batch, at: Mapping[str, Coefficients]) -> Tensor:  # noqa: D102
+    def loss(self, ratio: Ratio, batch: Batch, at: Mapping[str, Any]) -> Tensor:  # noqa: D102
         logits = at[self.names[0]].logits
         if logits is None:
             raise ValueError("Outlier exposure needs a network with a class head, got none.")
@@ -276,6 +276,6 @@ class Shrinkage(EndTerm):
         clean: Whether to use the clean ends in place of the dequantised ones.
     """
 
-    def loss(self, ratio: Ratio, batch: Batch, at: Mapping[str, Coefficients]) -> Tensor:  # noqa: D102
-        f_0, f_1 = (ratio.log_ratio_of(at[name].total) for name in self.names)
+    def loss(self, ratio: Ratio, batch: Batch, at: Mapping[str, Any]) -> Tensor:  # noqa: D102
+        f_0, f_1 = (ratio.log_ratio_at(at[name]) for name in self.names)
         return (f_0**2 + f_1**2) / 2

@@ -7,12 +7,11 @@ only as far as the two share weights, by shaping what they share; the ratio neve
 __all__ = ["ConditionalJointScoreMatching", "DataScore", "JointScoreMatching"]
 
 from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from ..models.networks import Coefficients
 from ..paths.gaussian import GaussianPath
 from ..paths.times import Times
 from ..paths.weights import Weight
@@ -65,7 +64,7 @@ class JointScoreMatching(TimeScoreMatching):
         self.data_score = data_score
         self.balance = balance
 
-    def loss(self, ratio: Ratio, batch: Batch, at: Mapping[str, Coefficients]) -> Tensor:  # noqa: D102
+    def loss(self, ratio: Ratio, batch: Batch, at: Mapping[str, Any]) -> Tensor:  # noqa: D102
         if batch.probe is None:
             raise ValueError("Sliced score matching needs 'probe' in the batch, got None.")
 
@@ -106,7 +105,7 @@ class ConditionalJointScoreMatching(ConditionalScoreMatching):
         self.data_score = data_score
         self.balance = balance
 
-    def loss(self, ratio: Ratio, batch: Batch, at: Mapping[str, Coefficients]) -> Tensor:  # noqa: D102
+    def loss(self, ratio: Ratio, batch: Batch, at: Mapping[str, Any]) -> Tensor:  # noqa: D102
         x_t = self.at_time(batch, batch.t)
         sigma = self.path.rates(batch.t).v.detach().sqrt()
         score = self.data_score(x_t, batch.t).flatten(1)

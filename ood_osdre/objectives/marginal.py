@@ -9,11 +9,11 @@ The noise of the conditional time score, whose variance grows like :math:`V(t)`,
 __all__ = ["PathDifference", "TimeScoreMatching"]
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..models.networks import Coefficients
 from ..paths.gaussian import GaussianPath
 from ..paths.times import Times, UniformTimes
 from ..paths.weights import Constant, Weight
@@ -80,7 +80,7 @@ class TimeScoreMatching(PathTerm):
             "path": self.at_time(batch, batch.t),
         }
 
-    def loss(self, ratio: Ratio, batch: Batch, at: Mapping[str, Coefficients]) -> Tensor:  # noqa: D102
+    def loss(self, ratio: Ratio, batch: Batch, at: Mapping[str, Any]) -> Tensor:  # noqa: D102
         h = at["path"].total
         low, high = self._ends(batch)
         return time_score_loss(
@@ -178,7 +178,7 @@ class PathDifference(PathTerm):
             self.earlier: self.at_time(batch, earlier),
         }
 
-    def loss(self, ratio: Ratio, batch: Batch, at: Mapping[str, Coefficients]) -> Tensor:  # noqa: D102
+    def loss(self, ratio: Ratio, batch: Batch, at: Mapping[str, Any]) -> Tensor:  # noqa: D102
         later, earlier = self._times(batch)
         weight = self.weight.value(batch.t)
         # The score is affine in h, so the difference is taken before the inner product.

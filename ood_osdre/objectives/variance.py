@@ -3,12 +3,12 @@ r"""The objective of a learnable path: its own variance, in closed form."""
 __all__ = ["PathVariance"]
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..models.networks import Coefficients
 from ..paths.gaussian import GaussianPath, Moments
 from ..paths.quadrature import composite_rule
 from .base import Batch, PathTerm, Ratio
@@ -44,7 +44,7 @@ class PathVariance(PathTerm):
     def points(self, batch: Batch) -> dict[str, Tensor]:  # noqa: D102
         return {}
 
-    def loss(self, ratio: Ratio, batch: Batch, at: Mapping[str, Coefficients]) -> Tensor:  # noqa: D102
+    def loss(self, ratio: Ratio, batch: Batch, at: Mapping[str, Any]) -> Tensor:  # noqa: D102
         nodes = torch.as_tensor(self._nodes).to(batch.t)
         weights = torch.as_tensor(self._weights).to(batch.t)
         # Not a matrix product, which autocast would take to half precision.

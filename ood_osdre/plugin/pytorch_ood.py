@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from ..data.inputs import SLACK
-from ..data.preprocess import Preprocess
+from ..data.standardise import Preprocess
 from ..detectors.feature_ratio import FeatureRatio, FeatureRatioOptions
 from ..detectors.one_step import OneStepDetector
 from ..errors import UserError
-from ..evaluation.experiment import Scorer
+from ..evaluation.scorer import Scorer
 from ..models.frozen import evaluating
 from ..models.guards import check_inputs, check_log_ratios
 from ..models.ratio import RatioModel
@@ -73,7 +73,7 @@ class OneStepRatioDetector(Detector):
 
     Arguments:
         model: A :class:`~ood_osdre.detectors.one_step.OneStepDetector`, fitted or to be fitted, or a
-            :class:`~ood_osdre.evaluation.experiment.Scorer`: these take *pixels*, floats in
+            :class:`~ood_osdre.evaluation.scorer.Scorer`: these take *pixels*, floats in
             :math:`[0, 1]` as `ToTensor` makes them, and apply their own statistics. Or a bare
             ratio, which takes network inputs.
 

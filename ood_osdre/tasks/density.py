@@ -30,7 +30,7 @@ __all__ = [
 
 import logging
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -38,8 +38,8 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Generator, Tensor
 
 from ..errors import UserError
-from ..training.batches import step_generator
-from .fit import TEST, DrawPairs, FitOptions, RatioFit, fit_ratio
+from ..training.batches import Stream, step_generator
+from .fit import DrawPairs, FitOptions, RatioFit, fit_ratio
 from .gaussians import GaussianMixture
 from .methods import METHODS, Method, Options, direct, one_step, settled
 from .partition import LogMass, Whitening, annealed_mass, importance_mass, log_normal
@@ -161,7 +161,7 @@ def trusted(importance: LogMass | None, annealed: LogMass | None) -> float:
     return max(importance.value, annealed.value)
 
 
-DEFAULTS = replace(OPTIONS, steps=1000)
+DEFAULTS = OPTIONS.replace(steps=1000)
 # The parts of the rows that select the step and that measure the likelihood.
 HELD_OUT = 0.1
 
@@ -261,7 +261,7 @@ def fit_density(
         for part in (rows[:cut], rows[cut : 2 * cut], rows[2 * cut :])
     )
     proposal = proposal_of(train)
-    generator = step_generator(options.seed, TEST, 0, options.device)
+    generator = step_generator(options.seed, Stream.TEST, 0, options.device)
     x_0 = torch.randn(val.shape, generator=generator, device=generator.device, dtype=dtype)
     fit = fit_ratio(
         likelihood_or(method, proposal),

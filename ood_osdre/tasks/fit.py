@@ -35,24 +35,20 @@ from torch.nn import functional as F
 
 from ..models.ratio import OneStepRatio, RatioModel
 from ..objectives import Batch
-from ..objectives.build import SCHEDULES
+from ..paths.build import SCHEDULES
 from ..paths.gaussian import GaussianPath, Moments
 from ..paths.noises import DDBINoise
 from ..paths.times import UniformTimes
 from ..sections import TrainingConfig
-from ..training.batches import step_generator
+from ..training.batches import Batches, Pairs, Stream, step_generator
 from ..training.distributed import find_device
-from ..training.trainer import Trainer
+from ..training.fit import fit
 from .methods import METHODS, Context, FitOptions, Method
 from .rows import checked_pairs
 
 DrawPairs: TypeAlias = Callable[[int, Generator], tuple[Tensor, Tensor]]
 
-# Streams of randomness: batches, the pairs that fix the standardisation, times and noise of
-# held-out pairs, and points that judge a fit.
-BATCH, MOMENTS, HELD_OUT = range(3)
-TEST = 100
-# The number of pairs that fix it.
+# The number of pairs that fix the standardisation.
 FIRST = 8192
 # What a fit that is started from has to share.
 ARCHITECTURE = ("backbone", "features", "depth", "block", "kernel", "size")
@@ -208,14 +204,16 @@ def fit_ratio(
     _check_kind(method, dim, options, initial)
     device = find_device(options.device)
 
-    generator = step_generator(options.seed, MOMENTS, 0, device)
+    generator = step_generator(options.seed, Stream.MOMENTS, 0, device)
     pairs = checked_pairs("draw_pairs", draw_pairs(FIRST, generator), dim, FIRST, generator.device)
     affine = pooled_affine(pairs, options) if initial is None else initial.standardise
     x_0, x_1 = (affine(x) for x in pairs)
     noise = DDBINoise(options.gamma2, options.eps)
     path = GaussianPath(SCHEDULES[options.schedule](), noise)
     context = Context(dim, options, path, Moments.of(x_0, x_1))
-    batches = _Batches(draw_pairs, affine, UniformTimes(*path.t_range), options)
+    times = UniformTimes(*path.t_range)
+    batches = _DrawnBatches(draw_pairs, affine, context.moments, options)
+    batches.times = times
 
     model = copy.deepcopy(initial.model) if initial else _build(method, context)
     model = model.to(device).requires_grad_(True)
@@ -225,41 +223,47 @@ def fit_ratio(
     validation = None
     if held_out is not None:
         held_out = checked_pairs("held_out", held_out, dim)
-        generator = step_generator(options.seed, HELD_OUT, 0, device)
-        validation = batches.standardised(held_out, generator)
+        generator = step_generator(options.seed, Stream.HELD_OUT, 0, device)
+        validation = batches.completed(batches.standardised(held_out), generator)
 
-    fit = RatioFit(method, model, options, affine, 0.0, [])
-    measure = _Validation(fit, objective, validation, watch)
-    trainer = Trainer(
+    start = RatioFit(method, model, options, affine, 0.0, [])
+    measure = _Validation(start, objective, validation, watch)
+    fitted = fit(
         model,
-        objective,
+        lambda moments, model: (times, objective),
         batches,
         _training(options),
         measure if validation is not None or watch is not None else None,
         select=None if validation is None else "held_out",
+        progress=progress,
     )
-    outcome = trainer.run(progress=progress)
+    outcome = fitted.outcome
     if not outcome.finished:
         raise KeyboardInterrupt(outcome.reason)
     seconds = outcome.seconds - measure.watching
-    return replace(fit, model=trainer.kept, seconds=seconds, history=outcome.history)
+    return replace(start, model=fitted.model, seconds=seconds, history=outcome.history)
 
 
-@dataclass(frozen=True)
-class _Batches:
-    r"""The batches of a fit, a pure function of the step: standardised pairs, times and noise."""
+class _DrawnBatches(Batches):
+    r"""Batches that a function draws, standardised, with a probe beside the noise."""
 
-    draw_pairs: DrawPairs
-    affine: Affine
-    times: UniformTimes
-    options: FitOptions
+    def __init__(
+        self, draw_pairs: DrawPairs, affine: Affine, moments: Moments, options: FitOptions
+    ) -> None:
+        super().__init__(options.batch_size, options.seed, options.device)
+        self.draw_pairs, self.affine, self._moments = draw_pairs, affine, moments
 
-    def __call__(self, step: int) -> Batch:
-        generator = step_generator(self.options.seed, BATCH, step, self.options.device)
-        return self.standardised(self.draw_pairs(self.options.batch_size, generator), generator)
+    def moments(self) -> Moments:
+        return self._moments
 
-    def standardised(self, pairs: tuple[Tensor, Tensor], generator: Generator) -> Batch:
-        x_0, x_1 = (self.affine(x.detach()) for x in pairs)
+    def pairs(self, step: int, generator: Generator) -> Pairs:
+        return self.standardised(self.draw_pairs(self.batch_size, generator))
+
+    def standardised(self, pairs: tuple[Tensor, Tensor]) -> Pairs:
+        return Pairs(*(self.affine(x.detach()) for x in pairs))
+
+    def completed(self, pairs: Pairs, generator: Generator) -> Batch:
+        x_0, x_1, _ = pairs
         t = self.times.sample(len(x_0), generator)
         noise, probe = _normal((2, *x_0.shape), generator, x_0)
         return Batch(x_0, x_1, t.to(x_0), noise, probe=probe)
@@ -365,8 +369,7 @@ def _build(method: Method, context: Context) -> RatioModel:
 
 def _training(options: FitOptions) -> TrainingConfig:
     o = options
-    return replace(
-        TrainingConfig.short(o.steps),
+    return TrainingConfig.short(o.steps).replace(
         batch_size=o.batch_size,
         lr=o.lr,
         weight_decay=o.weight_decay,

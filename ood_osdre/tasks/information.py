@@ -38,7 +38,6 @@ __all__ = ["Information", "check_method", "check_variables", "ksg", "mutual_info
 
 import logging
 import math
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -160,7 +159,7 @@ def mutual_information(
     scores = np.empty(n)
     for k, test in enumerate(folds):
         train = np.concatenate([f for i, f in enumerate(folds) if i != k])
-        fold = replace(options, seed=options.seed + k)
+        fold = options.replace(seed=options.seed + k)
         scores[test] = _cross_fit(first, second, train, test, method, fold, progress)
 
     means = np.array([scores[rng.integers(n, size=n)].mean() for _ in range(RESAMPLES)])

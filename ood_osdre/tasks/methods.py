@@ -16,14 +16,14 @@ __all__ = ["METHODS", "Context", "FitOptions", "Method", "Options", "settled"]
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
+from pydantic import Field
 from torch import Tensor, nn
 
-from ..errors import UserError, did_you_mean
 from ..models.bases import RBFBasis
-from ..models.networks import MLP, CoefficientNetwork, Coefficients
+from ..models.networks import MLP, CoefficientNetwork
 from ..models.ratio import DirectRatio, OneStepRatio, RatioModel
 from ..models.time_conditioned import TimeConditionedMLP, TimeConditionedRatio
 from ..objectives import (
@@ -41,23 +41,21 @@ from ..objectives.time_conditioned import (
     TimeConditionedConditionalMatching,
     TimeConditionedScoreMatching,
 )
-from ..options import Range, Section, option_types
+from ..options import Count, Natural, Positive, Weight
+from ..options import Options as _Options
 from ..paths.gaussian import GaussianPath, Moments
 from ..paths.noises import DDBINoise
 from ..paths.weights import InverseVarianceWeight
 from ..training.distributed import find_device
 from .features import OrthonormalBasis, QuadraticFeatures, TimeConditionedFeatures
 
-Count: TypeAlias = Annotated[int, Range(1)]
-Positive: TypeAlias = Annotated[float, Range(0, ends="()")]
 Bound: TypeAlias = Literal["mean", "nwj", "dv", "infonce"]
 
 # The bridge's variance rate and the floor of D3RE's path, for standardised data.
 D3RE_NOISE = 0.5, 0.005
 
 
-@dataclass(frozen=True)
-class FitOptions(Section):
+class FitOptions(_Options):
     r"""How a ratio is fitted; the same for every method of a comparison.
 
     Attributes:
@@ -91,10 +89,10 @@ class FitOptions(Section):
     steps: Count = 1000
     batch_size: Count = 512
     lr: Positive = 2e-3
-    weight_decay: Annotated[float, Range(0)] = 0.0
-    clip: Annotated[float, Range(0)] = 10.0
-    ema: Annotated[float, Range(0, 1, "[)")] = 0.99
-    seed: Annotated[int, Range(0)] = 0
+    weight_decay: Weight = 0.0
+    clip: Weight = 10.0
+    ema: Annotated[float, Field(ge=0, lt=1)] = 0.99
+    seed: Natural = 0
     backbone: Literal["mlp", "quadratic", "block_quadratic"] = "mlp"
     features: Count = 128
     depth: Count = 3
@@ -105,9 +103,9 @@ class FitOptions(Section):
     learnable: bool = False
     schedule: Literal["linear", "trigonometric", "kumaraswamy_spherical"] = "trigonometric"
     eps: Positive = 1e-3
-    gamma2: Annotated[float, Range(0)] = 0.0
+    gamma2: Weight = 0.0
     standardise: Literal["no", "scale", "whiten"] = "scale"
-    evaluations: Annotated[int, Range(2)] = 50
+    evaluations: Annotated[int, Field(ge=2)] = 50
     cap: Positive = 30.0
     device: str = "cpu"
 
@@ -120,7 +118,7 @@ class FitOptions(Section):
             lr: The peak learning rate; None leaves it.
         """
         steps = self.steps if steps is None else steps
-        return replace(self, device=device, steps=steps, lr=self.lr if lr is None else lr)
+        return self.replace(device=device, steps=steps, lr=self.lr if lr is None else lr)
 
 
 Options: TypeAlias = FitOptions | Mapping[str, Any] | None
@@ -146,11 +144,7 @@ def settled(options: Options, defaults: FitOptions) -> FitOptions:
         raise TypeError(
             f"'options' should be a mapping or FitOptions, got {type(options).__name__}."
         )
-    known = option_types(FitOptions)
-    for name in options:
-        if name not in known:
-            raise UserError(f"options: unknown option {name!r}{did_you_mean(str(name), known)}.")
-    chosen = replace(defaults, **options)
+    chosen = FitOptions.of({**dict(defaults), **options}, "options")
     find_device(chosen.device, "options: device")
     return chosen
 
@@ -202,8 +196,8 @@ class DonskerVaradhan(EndTerm):
         | https://arxiv.org/abs/1801.04062
     """
 
-    def loss(self, ratio: Ratio, draw: Batch, at: Mapping[str, Coefficients]) -> Tensor:
-        f_0, f_1 = (ratio.log_ratio_of(at[name].total) for name in self.names)
+    def loss(self, ratio: Ratio, draw: Batch, at: Mapping[str, Any]) -> Tensor:
+        f_0, f_1 = (ratio.log_ratio_at(at[name]) for name in self.names)
         return f_0.logsumexp(dim=0) - math.log(len(f_0)) - f_1
 
 
@@ -225,8 +219,8 @@ class VariationalBound(EndTerm):
         super().__init__(clean=True)
         self.cap = cap
 
-    def loss(self, ratio: Ratio, draw: Batch, at: Mapping[str, Coefficients]) -> Tensor:
-        f_0, f_1 = (ratio.log_ratio_of(at[name].total) for name in self.names)
+    def loss(self, ratio: Ratio, draw: Batch, at: Mapping[str, Any]) -> Tensor:
+        f_0, f_1 = (ratio.log_ratio_at(at[name]) for name in self.names)
         return capped_exp(f_0, self.cap) - f_1
 
 

@@ -11,7 +11,6 @@ __all__ = ["QUADRATIC", "KLTracker", "Tracked"]
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -19,8 +18,8 @@ from numpy.typing import ArrayLike
 from torch import Generator, Tensor
 
 from ..errors import UserError, did_you_mean
-from ..training.batches import step_generator
-from .fit import METHODS, TEST, DrawPairs, FitOptions, RatioFit, divergence, fit_ratio
+from ..training.batches import Stream, step_generator
+from .fit import METHODS, DrawPairs, FitOptions, RatioFit, divergence, fit_ratio
 from .methods import Options, settled
 from .rows import finite_rows
 
@@ -122,8 +121,8 @@ class KLTracker:
             UserError: If the window is too small, of another dimension, or not finite.
             ValueError: If a window is given to a tracker without a reference.
         """
-        options = replace(self.options, seed=self.options.seed + self.steps)
-        generator = step_generator(options.seed, TEST, 0, options.device)
+        options = self.options.replace(seed=self.options.seed + self.steps)
+        generator = step_generator(options.seed, Stream.TEST, 0, options.device)
         many: tuple[Tensor, Tensor] | None = None
         if callable(current):
             draw_pairs = current
@@ -159,7 +158,9 @@ class KLTracker:
 
     def _source(self, name: str, values: ArrayLike | Sampler) -> "_Source":
         if callable(values):
-            drawn = values(1, step_generator(self.options.seed, TEST, 2, self.options.device))
+            drawn = values(
+                1, step_generator(self.options.seed, Stream.TEST, 2, self.options.device)
+            )
             if not isinstance(drawn, Tensor) or drawn.shape != (1, self.dim):
                 found = tuple(drawn.shape) if isinstance(drawn, Tensor) else type(drawn).__name__
                 raise UserError(
@@ -168,7 +169,9 @@ class KLTracker:
                 )
             return _Source(values, None)
         points = _points(name, values, self.dim).to(self.options.device)
-        generator = step_generator(self.options.seed + self.steps, TEST, 1, self.options.device)
+        generator = step_generator(
+            self.options.seed + self.steps, Stream.TEST, 1, self.options.device
+        )
         order = torch.randperm(len(points), generator=generator, device=points.device)
         cut = round(SHARE * len(points))
         held_out, rest = points[order[:cut]], points[order[cut:]]

@@ -1,20 +1,14 @@
-r"""Checkpoints: tensors in safetensors, everything else in JSON, written atomically, no pickles.
+r"""Checkpoints: one safetensors file each, metadata in its header, written atomically, no pickles.
 
-A checkpoint `NAME` in a folder is two files. `NAME-DIGEST.safetensors` holds the tensors;
-`NAME.json` names that file, holds the metadata and the SHA-256 of both, and is replaced last.
-Whatever kills the writer, the folder holds the old checkpoint or the new one, and a file that was
-cut short or edited is refused by name. So are weights that are not finite.
-
-The state of a run as named tensors, to be written to a checkpoint and read back.
-
-Modules are stored under their names, the optimiser's tensors under `optimizer.INDEX.NAME`.
+Whatever kills the writer, the folder holds the old checkpoint or the new one. The header also holds
+a SHA-256 of tensors and metadata, so a file that was cut short or edited is refused by name. So are
+weights that are not finite.
 """
 
 __all__ = [
     "MODEL",
     "STATE",
-    "digest_of",
-    "exists",
+    "checkpoint_path",
     "pack_state",
     "read_checkpoint",
     "restore",
@@ -24,29 +18,25 @@ __all__ = [
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ..errors import UserError, one_line
-from ..files import as_json, atomic_path, sweep, write_json_atomic
+from ..files import as_json, atomic_path, sweep
 
 MODEL, STATE = "model", "state"
-VERSION = 1
-# What the file says of itself, beside the metadata.
-SEAL = "metadata_sha256"
-OWN_KEYS = ("format", "tensors", "sha256", SEAL)
+FORMAT = "ood_osdre checkpoint 2"
 
 
-def exists(folder: Path, name: str) -> bool:
-    r"""Returns whether a folder holds a checkpoint of that name."""
-    return (folder / f"{name}.json").is_file()
+def checkpoint_path(folder: Path, name: str) -> Path:
+    r"""Returns the file of a checkpoint, whether it is there or not."""
+    return folder / f"{name}.safetensors"
 
 
 def write_checkpoint(
@@ -58,37 +48,33 @@ def write_checkpoint(
         folder: The folder, created if needed.
         name: The name of the checkpoint.
         tensors: The tensors by name.
-        metadata: What goes into the JSON file.
+        metadata: What goes into the header, in types that JSON has.
 
     Returns:
-        The SHA-256 of the tensors' file.
+        The checkpoint's SHA-256.
 
     Raises:
-        UserError: If the folder has a JSON file of that name that is no checkpoint, or it cannot
-            be written.
+        UserError: If the folder has a file of that name that is no checkpoint, or it cannot be
+            written, or the metadata hold NaN or infinity.
     """
-    path = folder / f"{name}.json"
-    _refuse_foreign(path)
+    path = checkpoint_path(folder, name)
+    if path.is_file() and _header(path).get("format") != FORMAT:
+        raise UserError(f"{path}: is there already and no checkpoint; choose another folder.")
     try:
-        seal = _seal(as_json(metadata))
+        text = json.dumps(as_json(metadata))
     except ValueError as error:
         raise UserError(f"{path}: {error}") from None
-    content = save({key: value.detach().cpu().contiguous() for key, value in tensors.items()})
-    digest = hashlib.sha256(content).hexdigest()
-    final = folder / f"{name}-{digest[:12]}.safetensors"
-    with atomic_path(final) as temporary:
-        temporary.write_bytes(content)
-    own = {"format": VERSION, "tensors": final.name, "sha256": digest, SEAL: seal}
-    write_json_atomic(path, {**own, **metadata})
-    for stale in folder.glob(f"{name}-*.safetensors"):
-        # What a killed process left included, but nobody else's files.
-        if stale != final and re.fullmatch(rf"{name}-[0-9a-f]{{12}}", stale.stem):
-            stale.unlink()
+    # Cloned, as storage that is shared cannot be written.
+    content = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
+    digest = _digest(content, text)
+    header = {"format": FORMAT, "sha256": digest, "metadata": text}
+    with atomic_path(path) as temporary:
+        save_file(content, temporary, header)
     sweep(folder)
     return digest
 
 
-def read_checkpoint(folder: Path, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read_checkpoint(folder: Path, name: str) -> tuple[dict[str, Tensor], dict[str, Any], str]:
     r"""Reads a checkpoint.
 
     Arguments:
@@ -96,49 +82,28 @@ def read_checkpoint(folder: Path, name: str) -> tuple[dict[str, Tensor], dict[st
         name: The name of the checkpoint.
 
     Returns:
-        The tensors by name, on the CPU, and the metadata as it was written.
+        The tensors by name, on the CPU, the metadata as they were written, and the SHA-256.
 
     Raises:
-        UserError: If a file is missing, cut short, edited, or of another format.
+        UserError: If the file is missing, cut short, edited, or of another format.
     """
-    path = folder / f"{name}.json"
-    try:
-        metadata = json.loads(path.read_text())
-        own = {key: metadata.pop(key) for key in OWN_KEYS}
-        tensors, digest = folder / own["tensors"], own["sha256"]
-    except (FileNotFoundError, NotADirectoryError):
-        seeds = sorted(folder.glob(f"seed-*/{name}.json"))
+    path = checkpoint_path(folder, name)
+    if not path.is_file():
+        seeds = sorted(folder.glob(f"seed-*/{path.name}"))
         hint = f"; {seeds[0].parent} holds one" if seeds else ""
-        raise UserError(
-            f"{folder}: no checkpoint here, expected a file {name}.json{hint}."
-        ) from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}.") from None
-    # JSON that is broken, too deep or of another shape.
-    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
-        reason = " ".join(repr(error).split())[:80]
-        raise UserError(f"{path}: not a checkpoint of ood_osdre ({reason}).") from None
-    if own["format"] != VERSION:
-        raise UserError(f"{path}: format {own['format']}, expected {VERSION}.")
-    if own[SEAL] != _seal(metadata):
-        raise UserError(f"{path}: edited, its SHA-256 is not the one it was written with.")
+        raise UserError(f"{folder}: no checkpoint here, expected a file {path.name}{hint}.")
     try:
-        content = tensors.read_bytes()
-    except FileNotFoundError:
-        raise UserError(f"{tensors}: missing, {path.name} expects it.") from None
-    except OSError as error:
-        raise UserError(f"{tensors}: cannot be read: {error.strerror}.") from None
-    if hashlib.sha256(content).hexdigest() != digest:
-        raise UserError(f"{tensors}: truncated or changed, its SHA-256 is not {path.name}'s.")
-    try:
-        return load(content), metadata
-    except SafetensorError as error:
-        raise UserError(f"{tensors}: not a safetensors file ({error}).") from None
-
-
-def digest_of(folder: Path, name: str) -> str:
-    r"""Returns the SHA-256 of the tensors of a checkpoint that has been read."""
-    return json.loads((folder / f"{name}.json").read_text())["sha256"]
+        with safe_open(path, "pt") as file:
+            header = file.metadata() or {}
+            if header.get("format") != FORMAT:
+                raise UserError(f"{path}: not a checkpoint of this version, expected {FORMAT!r}.")
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path}: truncated, or no checkpoint ({one_line(error, 80)}).") from None
+    text = header.get("metadata", "")
+    if _digest(tensors, text) != header.get("sha256"):
+        raise UserError(f"{path}: changed, its SHA-256 is not the one it was written with.")
+    return tensors, json.loads(text), header["sha256"]
 
 
 def restore(module: nn.Module, tensors: Mapping[str, Tensor], source: Path) -> None:
@@ -169,38 +134,14 @@ def restore(module: nn.Module, tensors: Mapping[str, Tensor], source: Path) -> N
     module.load_state_dict(dict(tensors))
 
 
-def _seal(metadata: object) -> str:
-    r"""Returns the SHA-256 of metadata, whatever the order and layout of its file."""
-    return hashlib.sha256(json.dumps(metadata, sort_keys=True).encode()).hexdigest()
-
-
-def _refuse_foreign(path: Path) -> None:
-    r"""Raises an error if a file is there that is no checkpoint's, and would be replaced."""
-    try:
-        found = json.loads(path.read_text())
-    except OSError:  # nothing there, or nothing that can be written over
-        return
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict) or not found.keys() >= {*OWN_KEYS}:
-        raise UserError(f"{path}: is there already and no checkpoint; choose another folder.")
-
-
-def _shape(tensor: Tensor | None) -> str:
-    if tensor is None:
-        return "absent"
-    # Precisions may differ, but weights are no integers.
-    return f"{tuple(tensor.shape)}{'' if tensor.is_floating_point() else ' of integers'}"
-
-
 def pack_state(
     modules: Mapping[str, nn.Module], optimizer: torch.optim.Optimizer
 ) -> dict[str, Tensor]:
-    r"""Returns the tensors of modules and of their optimiser, by name.
+    r"""Returns the tensors of modules, under their names, and of their optimiser.
 
     Arguments:
         modules: The modules by name.
-        optimizer: The optimiser.
+        optimizer: The optimiser, whose tensors are stored as `optimizer.INDEX.NAME`.
     """
     tensors = {
         f"{part}.{key}": value
@@ -209,8 +150,7 @@ def pack_state(
     }
     for index, values in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{index}.{key}": value for key, value in values.items()}
-    # Shared storage cannot be written twice: the kept ratio may be the averaged one.
-    return {key: value.clone() for key, value in tensors.items()}
+    return tensors
 
 
 def unpack_state(
@@ -231,12 +171,13 @@ def unpack_state(
         UserError: If the tensors are those of another architecture.
     """
     for part, module in modules.items():
-        own = {k.removeprefix(f"{part}."): v for k, v in tensors.items() if _in(k, part)}
+        prefix = f"{part}."
+        own = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
         restore(module, own, source)
     state: dict[int, dict[str, Tensor]] = {}
     try:
         for key, value in tensors.items():
-            if _in(key, "optimizer"):
+            if key.startswith("optimizer."):
                 _, index, name = key.split(".")
                 state.setdefault(int(index), {})[name] = value
         groups = optimizer.state_dict()["param_groups"]
@@ -246,5 +187,25 @@ def unpack_state(
         raise UserError(f"{source}: the optimiser's tensors are not its own ({reason}).") from None
 
 
-def _in(key: str, part: str) -> bool:
-    return key.startswith(f"{part}.")
+def _digest(tensors: Mapping[str, Tensor], text: str) -> str:
+    r"""Returns the SHA-256 of tensors, their names and types, and of a text."""
+    hasher = hashlib.sha256(text.encode())
+    for key, value in sorted(tensors.items()):
+        hasher.update(f"{key}:{value.dtype}{tuple(value.shape)};".encode())
+        hasher.update(value.reshape(-1).view(torch.uint8).numpy().data)
+    return hasher.hexdigest()
+
+
+def _header(path: Path) -> dict[str, str]:
+    try:
+        with safe_open(path, "pt") as file:
+            return file.metadata() or {}
+    except (SafetensorError, OSError):
+        return {}
+
+
+def _shape(tensor: Tensor | None) -> str:
+    if tensor is None:
+        return "absent"
+    # Precisions may differ, but weights are no integers.
+    return f"{tuple(tensor.shape)}{'' if tensor.is_floating_point() else ' of integers'}"

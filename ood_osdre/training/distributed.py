@@ -14,6 +14,7 @@ Which device to compute on.
 """
 
 __all__ = [
+    "device_name",
     "find_device",
     "from_first",
     "gather_rows",
@@ -137,3 +138,10 @@ def find_device(name: torch.device | str | None = None, option: str = "device") 
         reason = str(error).splitlines()[0]
         raise UserError(f"{option} {name}: not available here ({reason})") from None
     return device
+
+
+def device_name(device: torch.device) -> str:
+    r"""Returns the name of a device, a GPU's card included."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device.type} ({torch.get_num_threads()} threads)"

@@ -5,7 +5,7 @@ to a :class:`Batch`, and `validate`, a function from a ratio to named numbers. A
 its step alone, the state of a run is its weights, the optimiser and the step, and a resumed run
 ends with the same weights as an uninterrupted one (bit for bit on a CPU).
 
-Every length is in steps: warm-up, cosine decay, validation and checkpoints. A time budget only
+Every length is in steps: warm-up, cosine decay, validation and checkpoint. A time budget only
 stops a run, which can then be resumed; it never changes the schedule.
 
 The ratio that is validated, kept and deployed has exponentially averaged weights, its basis
@@ -32,18 +32,14 @@ from ..errors import UserError
 from ..models.ratio import RatioModel
 from ..objectives import Batch
 from ..sections import TrainingConfig
-from . import checkpoint as checkpoints
-from . import distributed
-from .batches import step_generator
+from . import checkpoint, distributed
+from .batches import Stream, step_generator
 from .checkpoint import pack_state, unpack_state
 from .optimisation import adamw, autocast_dtype, average_into, learning_rate_factor
 from .run import RunLog, caught_signals
 
 # Steps between two looks at the loss, which wait for the device, and between lines of the log.
 REPORT_EVERY, LOG_EVERY = 20, 100
-
-# The stream of the directions that sliced terms look along, beside those of the data's batches.
-PROBE = 6
 
 # What of an outcome the checkpoint holds.
 PROGRESS = ("step", "seconds", "best", "history")
@@ -165,7 +161,7 @@ class Trainer:
         if batch.probe is not None or not getattr(self.objective, "needs_probe", False):
             return batch
         like = batch.noise
-        generator = step_generator(self.options.seed, PROBE, self.outcome.step, like.device)
+        generator = step_generator(self.options.seed, Stream.PROBE, self.outcome.step, like.device)
         probe = torch.randn(like.shape, generator=generator, device=like.device, dtype=like.dtype)
         return batch._replace(probe=probe)
 
@@ -275,8 +271,8 @@ class Trainer:
         if self.select is None or not self.outcome.best:
             self.kept = self.averaged
         if self.output is not None:
-            checkpoints.write_checkpoint(
-                self.output, checkpoints.MODEL, self.kept.state_dict(), self.metadata
+            checkpoint.write_checkpoint(
+                self.output, checkpoint.MODEL, self.kept.state_dict(), self.metadata
             )
 
     def _modules(self) -> dict[str, nn.Module]:
@@ -298,13 +294,15 @@ class Trainer:
             "run": self.metadata,
         }
         tensors = pack_state(self._modules(), self.optimizer)
-        checkpoints.write_checkpoint(self.output, checkpoints.STATE, tensors, metadata)
+        checkpoint.write_checkpoint(self.output, checkpoint.STATE, tensors, metadata)
 
     def _resume(self) -> None:
-        if self.folder is None or not checkpoints.exists(self.folder, checkpoints.STATE):
+        if self.folder is None:
             return
-        tensors, metadata = checkpoints.read_checkpoint(self.folder, checkpoints.STATE)
-        source = self.folder / f"{checkpoints.STATE}.json"
+        source = checkpoint.checkpoint_path(self.folder, checkpoint.STATE)
+        if not source.is_file():
+            return
+        tensors, metadata, _ = checkpoint.read_checkpoint(self.folder, checkpoint.STATE)
         if missing := {"run", "scaler", *PROGRESS} - metadata.keys():
             raise UserError(f"{source}: {min(missing)} is missing, expected the state of a run.")
         if metadata["run"] != json.loads(json.dumps(self.metadata)):

@@ -19,17 +19,17 @@ __all__ = ["MODES", "Mode", "make_mode"]
 
 import abc
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ...data.preprocess import Preprocess
+from ...data.standardise import Preprocess
 from ...detectors.feature_ratio import FeatureRatio, FeatureRatioOptions
 from ...errors import UserError
-from ...evaluation.experiment import Scorer, load_scorer
+from ...evaluation.scorer import Scorer, load_scorer
 from ...models.frozen import KnownNetwork, collect_features, device_of, input_batches, unwrapped
 from ...models.guards import check_inputs
 from ...training.batches import broadened
@@ -165,7 +165,7 @@ class FeaturesMode(Mode):
             files that the options name.
     """
 
-    sweepable = tuple(asdict(FeatureRatioOptions()))
+    sweepable = tuple(FeatureRatioOptions().to_dict())
 
     def __init__(
         self,
@@ -215,7 +215,7 @@ class FeaturesMode(Mode):
         r"""Changes options of the head, and trains it anew if it was trained."""
         if self.is_trained:
             raise UserError("postprocessor_args.checkpoint: a saved head has nothing to search.")
-        options = replace(self.ratio.options, **values)
+        options = self.ratio.options.replace(**values)
         if options == self.ratio.options:
             return
         device = "cpu" if self.ratio.standardise is None else self.ratio.standardise.device

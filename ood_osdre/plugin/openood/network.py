@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ...config import Config
 from ...errors import UserError
-from ...evaluation.experiment import Scorer, load_scorer
+from ...evaluation.scorer import Scorer, load_scorer
 from ...models.build import build_ratio
 from ...models.classifier import Classifier
 from ...models.frozen import unwrapped
@@ -107,8 +107,8 @@ class OSDRENet(nn.Module):
             The logits, with shape :math:`(B, C)`, and the log-ratios in nats (larger = more ID),
             with shape :math:`(B)`.
         """
-        h = self.ratio.coefficients(x)
-        return cast(Tensor, h.logits), self.ratio.log_ratio_of(h.total)
+        prediction = self.ratio.predict(x)
+        return cast(Tensor, prediction.logits), prediction.score
 
     def get_fc_layer(self) -> nn.Linear:
         r"""Returns the class head."""

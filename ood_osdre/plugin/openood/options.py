@@ -2,22 +2,19 @@ r"""The options of the postprocessor, as OpenOOD's YAML files hold them."""
 
 __all__ = ["PostprocessorOptions", "Statistics"]
 
-from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
 
-from ...errors import UserError
-from ...options import Range, Section
-from ...training.batches import SHARE
+from pydantic import Field, model_validator
+from typing_extensions import Self
 
-Mean = Annotated[float, Range(0, 1)]
-Deviation = Annotated[float, Range(0, ends="()")]
+from ...options import Options, Positive, Share
+from ...training.batches import SHARE
 
 #: The means and the standard deviations of the channels.
 Statistics: TypeAlias = tuple[list[float], list[float]]
 
 
-@dataclass(frozen=True)
-class PostprocessorOptions(Section):
+class PostprocessorOptions(Options):
     r"""The `postprocessor_args` of OpenOOD's YAML file.
 
     Attributes:
@@ -43,14 +40,18 @@ class PostprocessorOptions(Section):
     reference_root: str | None = None
     layer: str | None = None
     id_split: str = "train"
-    broaden: Annotated[float, Range(0, 1)] = SHARE
-    mean: tuple[Mean, ...] | None = None
-    std: tuple[Deviation, ...] | None = None
+    broaden: Share = SHARE
+    mean: Annotated[tuple[Share, ...], Field(strict=False)] | None = None
+    std: Annotated[tuple[Positive, ...], Field(strict=False)] | None = None
+
+    @model_validator(mode="after")
+    def _check_statistics(self) -> Self:
+        if (self.mean is None) != (self.std is None):
+            raise ValueError("give both 'mean' and 'std', or neither.")
+        return self
 
     def statistics(self) -> Statistics | None:
         r"""Returns the means and the standard deviations; None if they are not given."""
-        if (self.mean is None) != (self.std is None):
-            raise UserError("postprocessor_args: give both 'mean' and 'std', or neither.")
         if self.mean is None or self.std is None:
             return None
         return list(self.mean), list(self.std)

@@ -13,9 +13,8 @@ the record should say so.
 __all__ = ["OSDREPostprocessor"]
 
 import os
-from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,15 +23,12 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from ...detectors.feature_ratio import FeatureRatioOptions
-from ...errors import UserError, did_you_mean
+from ...errors import UserError
 from ...evaluation.metrics import check_scores
 from ...models.frozen import device_of, evaluating, unwrapped
-from ...options import Section, Value, option_types
 from .host import Foreign, base_postprocessor
 from .modes import FeaturesMode, make_mode
 from .options import PostprocessorOptions
-
-S = TypeVar("S", bound=Section)
 
 if TYPE_CHECKING:
     Base = object
@@ -62,7 +58,7 @@ class OSDREPostprocessor(Base):
     """
 
     def __init__(
-        self, config: Foreign = None, *, reference: Foreign = None, **options: Value
+        self, config: Foreign = None, *, reference: Foreign = None, **options: Foreign
     ) -> None:
         if TYPE_CHECKING:
             super().__init__()
@@ -73,10 +69,10 @@ class OSDREPostprocessor(Base):
         if isinstance(reference, str | os.PathLike):
             given["reference"], reference = os.fspath(reference), None
         head = _mapping(given.pop("head", None), "postprocessor_args.head")
-        self.options = _section(PostprocessorOptions, given, "postprocessor_args")
+        self.options = PostprocessorOptions.of(given, "postprocessor_args")
         head_options = None
         if head:
-            head_options = _section(FeatureRatioOptions, head, "postprocessor_args.head")
+            head_options = FeatureRatioOptions.of(head, "postprocessor_args.head")
         self.mode = make_mode(self.options, head_options, reference)
         # Some of the host's files lack the key.
         searches = section.get("APS_mode")
@@ -194,7 +190,7 @@ class OSDREPostprocessor(Base):
         r"""Returns the values, in the order of `args_dict`."""
         if not isinstance(self.mode, FeaturesMode):
             return []
-        values = asdict(self.mode.ratio.options)
+        values = self.mode.ratio.options.to_dict()
         return [values[name] for name in self.args_dict]
 
     def _check_sweep(self) -> None:
@@ -243,16 +239,3 @@ def _taken(batch: object) -> tuple[Tensor, Tensor, list[str]]:
             f"{tuple(label.shape)} and {len(names)} names, expected one for each."
         )
     return data, label, names
-
-
-def _section(section: type[S], values: Mapping[str, Any], source: str) -> S:
-    known = list(option_types(cast(Hashable, section)))
-    for name in values:
-        if name not in known:
-            raise UserError(
-                f"{source}.{name}: unknown{did_you_mean(name, known)}; known: {', '.join(known)}."
-            )
-    try:
-        return section(**values)
-    except UserError as error:
-        raise UserError(str(error).replace(section.__name__, source, 1)) from None

@@ -18,8 +18,7 @@ import torch
 
 from ...config import load_config
 from ...errors import UserError
-from ...options import read_yaml
-from ...resources import folders
+from ...resources import folders, read_yaml
 from .host import Foreign, require
 from .network import OSDRENet
 from .postprocessor import OSDREPostprocessor

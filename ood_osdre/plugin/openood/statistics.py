@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...data.preprocess import Preprocess
+from ...data.standardise import Preprocess
 from ...errors import UserError
 from .loaders import images_of, normalisation_of, view_of
 from .options import PostprocessorOptions, Statistics

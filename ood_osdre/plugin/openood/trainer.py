@@ -12,27 +12,25 @@ __all__ = ["LoaderBatches", "OSDRETrainer"]
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 from tqdm import tqdm
 
 from ...config import Config, override_config
 from ...data.augment import Randomness, flip_crop
-from ...data.preprocess import Preprocess
+from ...data.standardise import Preprocess
 from ...errors import UserError
 from ...models.frozen import device_of
-from ...objectives import Batch
 from ...objectives.build import prepare_objective
 from ...paths.gaussian import Moments
-from ...paths.times import Times
 from ...sections import DataConfig
-from ...training import checkpoint as checkpoints
-from ...training.batches import BATCH, HOST, step_generator, vary_reference
-from ...training.trainer import Trainer
+from ...training import checkpoint
+from ...training.batches import Batches, Pairs, Stream, step_generator, vary_reference
+from ...training.fit import assemble
 from .host import Foreign
 from .loaders import AUGMENTED, PLAIN, normalisation_of
 from .network import OSDRENet
@@ -77,31 +75,28 @@ class OSDRETrainer:
         self.epochs = int(config["optimizer"]["num_epochs"])
         own = _configured(net.config, config, self.epochs * len(train_loader))
         preprocess = _preprocess(train_loader, device_of(net))
-        pair = [_first(loader) for loader in (train_unlabeled_loader, train_loader)]
-        moments = Moments.of(*(images.to(preprocess.device) for images in pair))
-        times, objective = prepare_objective(own, moments, net.ratio)
         self.batches = LoaderBatches(
-            train_loader, train_unlabeled_loader, own.data, preprocess, times, own.training.seed
+            train_loader, train_unlabeled_loader, own.data, preprocess, own.training.seed
         )
+        size = self.batches.size
         output = config.get("output_dir")
         self.folder = None if output is None else Path(output)
-        self.trainer = Trainer(
+        self.trainer = assemble(
             net.ratio,
-            objective,
+            partial(prepare_objective, own),
             self.batches,
             own.training,
-            select=None,
             metadata={
                 "config": own.to_dict(),
                 "classes": net.num_classes,
                 "mean": preprocess.mean.tolist(),
                 "std": preprocess.std.tolist(),
-                "size": pair[0].shape[-1],
+                "size": size,
                 "reference": "train_unlabeled_loader",
             },
         )
         statistics = preprocess.mean.tolist(), preprocess.std.tolist()
-        self.net = OSDRENet(self.trainer.averaged, own, statistics, pair[0].shape[-1])
+        self.net = OSDRENet(self.trainer.averaged, own, statistics, size)
 
     def train_epoch(self, epoch_idx: int) -> tuple[OSDRENet, dict[str, float]]:
         r"""Trains for one epoch of the ID loader.
@@ -128,20 +123,22 @@ class OSDRETrainer:
             )
         if self.folder is not None:
             state = trainer.averaged.state_dict()
-            checkpoints.write_checkpoint(self.folder, checkpoints.MODEL, state, trainer.metadata)
+            checkpoint.write_checkpoint(self.folder, checkpoint.MODEL, state, trainer.metadata)
         return self.net, {"epoch_idx": epoch_idx, "loss": loss}
 
 
-class LoaderBatches:
-    r"""Draws of the objective from two loaders, each started over when it ends.
+class LoaderBatches(Batches):
+    r"""Batches from two loaders, each started over when it ends.
 
     Arguments:
         id_loader: Batches with keys `label` and `data_aux`, or `data` without it.
         reference_loader: Batches with one of the same keys.
         options: Augmentation, broadening and mixture.
         preprocess: The host's normalisation.
-        times: The distribution of training times.
         seed: The seed of augmentation, times and noise.
+
+    Attributes:
+        size: The side of the images.
     """
 
     def __init__(
@@ -150,30 +147,29 @@ class LoaderBatches:
         reference_loader: Iterable[Mapping[str, Any]],
         options: DataConfig,
         preprocess: Preprocess,
-        times: Times,
         seed: int,
     ) -> None:
+        super().__init__(0, seed, preprocess.device)
         self.options, self.preprocess = options, preprocess
-        self.times, self.seed = times, seed
+        ends = [_first(loader) for loader in (reference_loader, id_loader)]
+        self._moments = Moments.of(*(images.to(self.device) for images in ends))
+        self.size: int = ends[0].shape[-1]
         self._id, self._reference = _endless(id_loader), _endless(reference_loader)
         self._left: Tensor | None = None
 
-    def __call__(self, step: int) -> Batch:
-        r"""Returns the draw of a step: :math:`x_0, x_1` with shape :math:`(B, C, H, W)`."""
-        device = self.preprocess.device
-        generator = step_generator(self.seed, BATCH, step, device)
+    def moments(self) -> Moments:
+        r"""Returns the second moments of the first images of both loaders."""
+        return self._moments
+
+    def pairs(self, step: int, generator: Generator) -> Pairs:
+        r"""Returns the images of a step, with shape :math:`(B, C, H, W)`."""
         batch = next(self._id)
         x_1 = self._augmented(_plain(batch), generator)
         x_0 = self._augmented(self._take(len(x_1)), generator)
-        random = Randomness(generator, step_generator(self.seed, HOST, step, "cpu"))
+        random = Randomness(generator, step_generator(self.seed, Stream.HOST, step, "cpu"))
         x_0 = vary_reference(x_0, x_1, self.options, random)
-        return Batch(
-            x_0=self.preprocess.normalise(x_0),
-            x_1=self.preprocess.normalise(x_1),
-            t=self.times.sample(len(x_1), generator),
-            noise=torch.randn(x_1.shape, generator=generator, device=device, dtype=x_1.dtype),
-            label=batch["label"].to(device),
-        )
+        normalise = self.preprocess.normalise
+        return Pairs(normalise(x_0), normalise(x_1), batch["label"].to(self.device))
 
     def _take(self, count: int) -> Tensor:
         r"""Returns as many reference images as there are ID images, leaving none out."""
@@ -203,7 +199,7 @@ def _configured(own: Config, config: Mapping[str, Any], steps: int) -> Config:
         own = override_config(merged, [], "trainer.options")
     training = own.training
     warmup = min(training.warmup, steps // 10)
-    return replace(own, training=replace(training, steps=steps, warmup=warmup))
+    return own.replace(training=training.replace(steps=steps, warmup=warmup))
 
 
 def _preprocess(loader: Foreign, device: torch.device) -> Preprocess:

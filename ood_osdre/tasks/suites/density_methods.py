@@ -26,13 +26,14 @@ __all__ = ["PLANAR_METHODS", "FourierFeatures", "NormalisedLikelihood"]
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ...errors import UserError
 from ...models.bases import RBFBasis
-from ...models.networks import MLP, CoefficientNetwork, Coefficients
+from ...models.networks import MLP, CoefficientNetwork
 from ...models.ratio import DirectRatio, OneStepRatio, RatioModel
 from ...models.time_conditioned import TimeConditionedMLP, TimeConditionedRatio
 from ...objectives import Batch, Objective, Ratio, Term
@@ -81,8 +82,8 @@ class NormalisedLikelihood(Term):
         y = self.proposal.place((draw.t - low) / (high - low), draw.probe)
         return {"proposal": y, "x_1": draw.x_1}
 
-    def loss(self, ratio: Ratio, draw: Batch, at: Mapping[str, Coefficients]) -> Tensor:  # noqa: D102
-        f, f_1 = (ratio.log_ratio_of(at[name].total) for name in ("proposal", "x_1"))
+    def loss(self, ratio: Ratio, draw: Batch, at: Mapping[str, Any]) -> Tensor:  # noqa: D102
+        f, f_1 = (ratio.log_ratio_at(at[name]) for name in ("proposal", "x_1"))
         y = self.points(draw)["proposal"]
         log_weight = log_normal(y) - self.proposal.log_density(y)
         return capped_exp(f + log_weight.to(f), self.cap) - f_1

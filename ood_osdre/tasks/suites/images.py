@@ -24,7 +24,7 @@ __all__ = ["ImageJob", "estimate_image", "image_jobs"]
 import argparse
 import hashlib
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ from .tabular import fit_and_judge
 # Copies of every training image of a small set, with noise of their own.
 COPIES = 8
 
-OPTIONS = replace(REFERENCE_OPTIONS, features=256)
+OPTIONS = REFERENCE_OPTIONS.replace(features=256)
 NAMES = ("os-dre-likelihood", "os-dre", "direct-likelihood")
 # Lists of a data root and the channels of their files; of the ID list the training images are
 # read.
@@ -87,14 +87,14 @@ def image_jobs(args: argparse.Namespace) -> list[ImageJob]:
             if args.data_root is None:
                 raise UserError(f"--data-root: needed for the images {name}.")
             levels_of(name, args.data_root)
-    options = replace(OPTIONS, steps=10_000) if args.full else OPTIONS
+    options = OPTIONS.replace(steps=10_000) if args.full else OPTIONS
     options = options.given(args.device, args.steps, args.lr)
     kernels: Any = args.kernels or ["rq"]
     jobs = []
     for name in names:
         jobs.append(ImageJob(name, "gaussian", options, args.data_root))
         jobs += [
-            ImageJob(name, method, replace(options, seed=seed, kernel=kernel), args.data_root)
+            ImageJob(name, method, options.replace(seed=seed, kernel=kernel), args.data_root)
             for method in args.methods or _offered(name)
             for kernel in (kernels if method.startswith("os-dre") else kernels[:1])
             for seed in range(args.seed, args.seed + (args.seeds or 1))

@@ -33,16 +33,16 @@ __all__ = [
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 
-from ...training.batches import step_generator
+from ...training.batches import Stream, step_generator
 from ..drift import DriftMonitor
-from ..fit import METHODS, TEST, FitOptions, fit_ratio
+from ..fit import METHODS, FitOptions, fit_ratio
 from ..gaussians import SCENARIOS, scenario
 from ..tracking import QUADRATIC, KLTracker, Tracked
 from .reports import (
@@ -184,8 +184,8 @@ def _options(args: argparse.Namespace, method: str, seed: int) -> FitOptions:
         base = PERCEPTRON
     else:
         own = RATES.get(method, QUADRATIC.lr)
-        base = replace(QUADRATIC, backbone=args.backbone, lr=own)
-    base = replace(base, seed=1000 * seed, steps=3000 if args.full else base.steps)
+        base = QUADRATIC.replace(backbone=args.backbone, lr=own)
+    base = base.replace(seed=1000 * seed, steps=3000 if args.full else base.steps)
     return base.given(args.device, args.steps, args.lr)
 
 
@@ -292,7 +292,7 @@ def plot(path: Path, rows: Sequence[Row]) -> None:
 # The mean run length, inputs that the monitor is calibrated with, before the change and after it,
 # shifts, and how the detector is fitted, whatever the options for the tracked streams are.
 RUN_LENGTH, CALIBRATION, BEFORE, AFTER = 10_000, 1000, 1000, 3000
-MONITORED = replace(QUADRATIC, steps=300)
+MONITORED = QUADRATIC.replace(steps=300)
 MONITORED_DIM = 20
 DRIFTS = (0.0, 0.1, 0.25, 0.5, 1.0)
 
@@ -307,7 +307,7 @@ DRIFT_NOTE = (
 def monitor_config(streams: int, seed: int) -> dict[str, Any]:
     r"""Returns what the record of :func:`monitor_table` says was run."""
     return {
-        **asdict(replace(MONITORED, seed=seed)),
+        **MONITORED.replace(seed=seed).to_dict(),
         "dim": MONITORED_DIM,
         "run_length": RUN_LENGTH,
         "before": BEFORE,
@@ -333,12 +333,12 @@ def monitor_table(streams: int, seed: int) -> list[Row]:
         x = torch.randn(2, n, dim, generator=generator)
         return 2**0.5 * x[0], x[1]
 
-    fit = fit_ratio("os-dre", draw_pairs, dim, replace(MONITORED, seed=seed))
+    fit = fit_ratio("os-dre", draw_pairs, dim, MONITORED.replace(seed=seed))
     table = []
     for drift in DRIFTS:
         early, delays, differences = 0, [], []
         for stream in range(streams):
-            generator = step_generator(seed, TEST, stream, "cpu")
+            generator = step_generator(seed, Stream.TEST, stream, "cpu")
             calibration = torch.randn(CALIBRATION, dim, generator=generator)
             monitor = DriftMonitor(fit.log_ratio, calibration, RUN_LENGTH, seed=stream)
             monitor.update(torch.randn(BEFORE, dim, generator=generator))

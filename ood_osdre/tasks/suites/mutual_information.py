@@ -31,7 +31,7 @@ __all__ = [
 import argparse
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -39,9 +39,9 @@ import torch
 
 from ...errors import UserError
 from ...models.bases import KERNELS
-from ...training.batches import step_generator
+from ...training.batches import Stream, step_generator
 from ..dependence import NormalScores, dependence_task
-from ..fit import TEST, DrawPairs, divergence, fit_ratio
+from ..fit import DrawPairs, divergence, fit_ratio
 from ..gaussians import correlated_pairs
 from ..information import ksg
 from ..methods import METHODS, FitOptions
@@ -136,7 +136,7 @@ def gaussian_jobs(args: argparse.Namespace) -> list[Job]:
                 for kernel in kernels[:1] if single else kernels:
                     for seed in range(args.seed, args.seed + seeds):
                         options = _gaussian_options(args, method, backbone, dim)
-                        options = replace(options, seed=seed, kernel=kernel)
+                        options = options.replace(seed=seed, kernel=kernel)
                         jobs.append(
                             Job("gaussian-pairs", dim, known[dim], method, options, 100_000)
                         )
@@ -147,10 +147,10 @@ def _gaussian_options(
     args: argparse.Namespace, method: str, backbone: Backbone, dim: int
 ) -> FitOptions:
     if backbone == "mlp":
-        base = replace(PERCEPTRON, steps=20_000) if args.full else PERCEPTRON
+        base = PERCEPTRON.replace(steps=20_000) if args.full else PERCEPTRON
     else:
         rate, steps = RATES.get(method, QUADRATIC.lr), LARGE_STEPS.get(dim, QUADRATIC.steps)
-        base = replace(QUADRATIC, backbone=backbone, lr=rate, steps=steps)
+        base = QUADRATIC.replace(backbone=backbone, lr=rate, steps=steps)
     return base.given(args.device, args.steps, args.lr)
 
 
@@ -168,12 +168,12 @@ def pathological_jobs(args: argparse.Namespace) -> list[Job]:
             )
     seeds = args.seeds or (5 if args.full else 1)
     methods = args.methods or [*SCALAR_METHODS, *(["dre-inf", "d3re"] if args.full else [])]
-    options = replace(SCALARS, steps=4000) if args.full else SCALARS
+    options = SCALARS.replace(steps=4000) if args.full else SCALARS
     options = options.given(args.device, args.steps, args.lr)
     kernels = args.kernels or (list(KERNELS) if args.full else ["rq"])
     with_kernel = [m for m in methods if m != "ksg" and METHODS[m].kernel]
     return [
-        Job(family, 2, level, method, replace(options, seed=seed, kernel=kernel), 20_000)
+        Job(family, 2, level, method, options.replace(seed=seed, kernel=kernel), 20_000)
         for family, levels in (FULL_LEVELS if args.full else LEVELS).items()
         for level in levels
         for method in methods
@@ -286,7 +286,7 @@ WINDOW = -0.3, 1.3
 
 def estimate(job: Job) -> list[Row]:
     r"""Runs one fit and returns its row."""
-    generator = step_generator(job.options.seed, TEST, 0, job.options.device)
+    generator = step_generator(job.options.seed, Stream.TEST, 0, job.options.device)
     draw_pairs: DrawPairs
     if job.family == "gaussian-pairs":
         pair = correlated_pairs(job.dim, job.level)

@@ -15,7 +15,7 @@ import argparse
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,9 @@ from torch import Generator, Tensor
 
 from ...files import atomic_path
 from ...models.time_conditioned import TimeConditionedRatio
-from ...training.batches import step_generator
+from ...training.batches import Stream, step_generator
 from ..density import log_density
-from ..fit import TEST, DrawPairs, FitOptions, RatioFit, fit_ratio
+from ..fit import DrawPairs, FitOptions, RatioFit, fit_ratio
 from ..partition import grid_mass
 from .density_methods import PLANAR_METHODS
 from .reports import Row, refuse_unknown
@@ -43,7 +43,7 @@ VIEW, PIXELS = 4.2, 96
 CAPTION = "Densities as they come, not normalised; colours of a line are those of its exact one."
 
 OPTIONS = FitOptions(steps=600, standardise="no")
-FULL = replace(OPTIONS, steps=10_000, batch_size=2048, features=256)
+FULL = OPTIONS.replace(steps=10_000, batch_size=2048, features=256)
 EVALUATIONS = (2, 5, 10)
 
 
@@ -68,7 +68,7 @@ def planar_jobs(args: argparse.Namespace) -> list[PlanarJob]:
     options = (FULL if args.full else OPTIONS).given(args.device, args.steps, args.lr)
     kernels: Any = args.kernels or ["rq"]
     return [
-        PlanarJob(name, method, replace(options, seed=seed, kernel=kernel))
+        PlanarJob(name, method, options.replace(seed=seed, kernel=kernel))
         for name in names
         for method in methods
         for kernel in (kernels if PLANAR_METHODS[method].kernel else kernels[:1])
@@ -90,7 +90,9 @@ def estimate_planar(job: PlanarJob) -> list[Row]:
     r"""Runs one fit and returns a row for each number of network evaluations."""
     planar, method = planar_set(job.name), PLANAR_METHODS[job.method]
     fit = fit_ratio(method, draw_pairs_of(planar), 2, job.options)
-    x = planar.sample(HELD_OUT, step_generator(job.options.seed, TEST, 0, job.options.device))
+    x = planar.sample(
+        HELD_OUT, step_generator(job.options.seed, Stream.TEST, 0, job.options.device)
+    )
     truth = planar.log_density(x)
     rows = []
     for evaluations in EVALUATIONS if method.solver else (1,):
@@ -156,7 +158,7 @@ def plot_planar(path: Path, rows: Sequence[Row]) -> None:
     axes = figure.subplots(len(names), 2 + len(titles), squeeze=False)
     for line, name in zip(axes, names, strict=True):
         planar = planar_set(name)
-        x = planar.sample(2000, step_generator(0, TEST, 1, "cpu"))
+        x = planar.sample(2000, step_generator(0, Stream.TEST, 1, "cpu"))
         line[0].scatter(x[:, 0], x[:, 1], s=0.4, linewidths=0, color="black")
         truth = planar.log_density(_view()).exp().reshape(PIXELS, PIXELS).numpy()
         images = {"exact": truth}

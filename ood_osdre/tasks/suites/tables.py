@@ -31,8 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import UserError, did_you_mean
-from ...options import read_yaml
-from ...resources import find
+from ...resources import find, read_yaml
 from ..rows import check_rows
 from .table_files import (
     ARRAYS,

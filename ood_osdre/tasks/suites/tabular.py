@@ -19,7 +19,7 @@ __all__ = ["NAMES", "TableJob", "estimate_table", "fit_and_judge", "table_jobs"]
 import argparse
 import math
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from torch import Generator
 
 from ...errors import UserError
 from ...models.time_conditioned import TimeConditionedRatio
-from ...training.batches import step_generator
+from ...training.batches import Stream, step_generator
 from ..density import (
     OPTIONS,
     draw_pairs_of,
@@ -38,7 +38,7 @@ from ..density import (
     proposal_of,
     trusted,
 )
-from ..fit import TEST, FitOptions, RatioFit, fit_ratio
+from ..fit import FitOptions, RatioFit, fit_ratio
 from ..gaussians import GaussianMixture
 from ..methods import METHODS
 from ..partition import Parts
@@ -46,7 +46,7 @@ from .reports import Row, refuse_unknown
 from .table_files import is_file_name
 from .tables import load_table, table_names
 
-FULL = replace(OPTIONS, steps=40_000, batch_size=9600, features=256, depth=5)
+FULL = OPTIONS.replace(steps=40_000, batch_size=9600, features=256, depth=5)
 EVALUATIONS = (10, 50)
 NAMES = ("os-dre-likelihood", "os-dre", "dre-inf", "d3re", "direct-likelihood")
 DEFAULT_TABLES = ("colours", "breast_cancer")
@@ -82,7 +82,7 @@ def table_jobs(args: argparse.Namespace) -> list[TableJob]:
     kernels: Any = args.kernels or ["rq", "gaussian", "imq", "matern32"]
     return [
         TableJob(
-            name, method, replace(options, seed=seed, kernel=kernel), args.data_root, args.whiten
+            name, method, options.replace(seed=seed, kernel=kernel), args.data_root, args.whiten
         )
         for name in names
         for method in methods
@@ -123,7 +123,7 @@ def fit_and_judge(name: str, data: Parts, options: FitOptions, proposed: bool = 
     dim = data.train.shape[1]
     proposal = proposal_of(data.train) if proposed else None
     method = likelihood_or(name, proposal)
-    generator = step_generator(options.seed, TEST, 0, options.device)
+    generator = step_generator(options.seed, Stream.TEST, 0, options.device)
     x_0 = torch.randn(data.val.shape, generator=generator, device=generator.device)
     fit = fit_ratio(method, draw_pairs_of(data.train), dim, options, held_out=(x_0, data.val))
     rows = []
