@@ -19,8 +19,7 @@ from ood_osdre.objectives import Batch, Term
 from ood_osdre.paths.gaussian import GaussianPath, Moments
 from ood_osdre.paths.noises import DDBINoise
 from ood_osdre.paths.schedules import TrigonometricSchedule
-from ood_osdre.paths.times import Times, UniformTimes
-from ood_osdre.paths.weights import InverseVarianceWeight
+from ood_osdre.paths.times import InverseVarianceWeight, Times, UniformTimes
 from ood_osdre.training.batches import Stream, step_generator
 
 GROUPS = 8

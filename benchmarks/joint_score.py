@@ -45,7 +45,7 @@ from ood_osdre.objectives import (
 from ood_osdre.paths.gaussian import GaussianPath, Moments
 from ood_osdre.paths.noises import DDBINoise
 from ood_osdre.paths.schedules import TrigonometricSchedule
-from ood_osdre.paths.weights import InverseVarianceWeight, NoiseVarianceWeight
+from ood_osdre.paths.times import InverseVarianceWeight, NoiseVarianceWeight
 from ood_osdre.sections import TrainingConfig
 from ood_osdre.tasks.gaussians import GaussianMixture
 from ood_osdre.training.batches import Stream, step_generator

@@ -22,7 +22,7 @@ from .data.manifests import BENCHMARKS, benchmark_names
 from .errors import FAILED, UserError, exit_status
 from .evaluation.records import read_record
 from .resources import names
-from .training.run import MODEL, RECORD, RESULTS, STATE, claimed, holds, refuse_existing
+from .training.run import MODEL, RECORD, RESULTS, STATE, holds, locked, refuse_existing
 
 if TYPE_CHECKING:
     import torch
@@ -329,7 +329,7 @@ def pick_device(name: str) -> "torch.device":
 
 def claim(folder: Path) -> AbstractContextManager[None]:
     r"""Holds a run folder against a second run; the first process does so for all of a run."""
-    return claimed(folder, "--out") if first_process() else nullcontext()
+    return locked(folder, "--out") if first_process() else nullcontext()
 
 
 if __name__ == "__main__":

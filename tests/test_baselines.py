@@ -23,17 +23,14 @@ from ood_osdre.objectives import (
     EndPointLoss,
     Objective,
     OutlierExposure,
-    TimeScoreMatching,
-)
-from ood_osdre.objectives.time_conditioned import (
     TimeConditionedConditionalMatching,
     TimeConditionedScoreMatching,
+    TimeScoreMatching,
 )
 from ood_osdre.paths.gaussian import GaussianPath
 from ood_osdre.paths.noises import DDBINoise
 from ood_osdre.paths.schedules import TrigonometricSchedule
-from ood_osdre.paths.times import LogitNormalTimes
-from ood_osdre.paths.weights import BridgeWeight
+from ood_osdre.paths.times import BridgeWeight, LogitNormalTimes
 
 B, DIM = 6, 3
 
@@ -117,7 +114,7 @@ def test_separate_forwards_give_classes_away_and_one_forward_does_not() -> None:
 def test_conditional_matching_is_that_of_a_network_without_time() -> None:
     path, ratio, draw = make_path(), make_one_step(), make_draw()
     ours = ConditionalScoreMatching(path, BridgeWeight())
-    theirs = TimeConditionedConditionalMatching(path, BridgeWeight())
+    theirs = Objective({"x": (1.0, TimeConditionedConditionalMatching(path, BridgeWeight()))})
     expected = Objective({"x": (1.0, ours)})(ratio, draw)["total"]
     actual = theirs(TimeConditionedRatio(OneStepAsTimed(ratio)), draw)["total"]
     torch.testing.assert_close(actual, expected)
@@ -129,7 +126,8 @@ def test_time_score_matching_is_that_of_a_network_without_time(
 ) -> None:
     path, ratio, draw = make_path(), make_one_step(), make_draw()
     ours = TimeScoreMatching(path, BridgeWeight(), times)
-    theirs = TimeConditionedScoreMatching(path, BridgeWeight(), times)
+    term = TimeConditionedScoreMatching(path, BridgeWeight(), times)
+    theirs = Objective({"x": (1.0, term)})
     timed = TimeConditionedRatio(OneStepAsTimed(ratio))
     expected = Objective({"x": (1.0, ours)})(ratio, draw)["total"]
     torch.testing.assert_close(theirs(timed, draw)["total"], expected)

@@ -156,9 +156,9 @@ def test_an_output_folder_that_is_a_file(
 
 
 def test_a_folder_in_use_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from ood_osdre.training.run import claimed
+    from ood_osdre.training.run import locked
 
-    with claimed(tmp_path):
+    with locked(tmp_path):
         assert main(["--out", str(tmp_path), "--max-steps", "1", *FAST]) == FAILED
     assert "another run is writing here" in capsys.readouterr().err
 

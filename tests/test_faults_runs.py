@@ -22,7 +22,7 @@ from ood_osdre.errors import UserError
 from ood_osdre.models.bases import RBFBasis
 from ood_osdre.models.networks import CoefficientNetwork
 from ood_osdre.models.ratio import OneStepRatio
-from ood_osdre.training.run import claimed
+from ood_osdre.training.run import locked
 
 ROOT = Path(ood_osdre.__file__).parent.parent
 FAST = ["--quiet", "--device", "cpu", "network.width=0.125", "network.depths=[1, 1, 1, 1]"]
@@ -203,7 +203,7 @@ def test_cuda_asked_for_and_absent(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 def test_two_runs_in_one_folder(tmp_path: Path) -> None:
     x = np.random.default_rng(0).normal(size=(30, 2))
-    with claimed(tmp_path):
+    with locked(tmp_path):
         with pytest.raises(UserError, match="another run is writing here"):
             OneStepDetector(VECTORS, **TINY).fit(x, x + 1, folder=tmp_path)
         assert main(["--out", str(tmp_path), *FAST]) == FAILED

@@ -20,7 +20,7 @@ from ..evaluation.calibration import SplitConformal
 from ..evaluation.scorer import TrainedModel
 from ..files import sweep
 from ..training import checkpoint
-from ..training.run import MODEL, STATE, claimed, holds
+from ..training.run import MODEL, STATE, holds, locked
 
 CALIBRATION = "calibration"
 
@@ -89,7 +89,7 @@ def held_folder(folder: Path, resume: bool) -> Iterator[None]:
         folder: The folder.
         resume: Whether the run that it holds is to go on.
     """
-    with claimed(folder):
+    with locked(folder):
         if not resume and holds(folder, STATE, MODEL):
             raise UserError(
                 f"{folder}: holds a run already; go on with resume=True or choose another folder."

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..paths.quadrature import Quadrature, check_tolerance, ode, trapezoid
+from ..paths.quadrature import Quadrature, ode, trapezoid
 from .networks import MLP, ResNetBackbone
 from .ratio import Prediction, RatioModel
 
@@ -60,7 +60,7 @@ class TimeConditionedRatio(RatioModel):
             raise ValueError(f"'evaluations' should be at least 2, got {evaluations}.")
         if solver not in SOLVERS:
             raise ValueError(f"'solver' should be one of {SOLVERS}, got {solver!r}.")
-        check_tolerance("tolerance", tolerance)
+        assert 0 < tolerance < math.inf, f"tolerance {tolerance}, expected a positive number"
         self.network = network
         self.evaluations, self.t_range = evaluations, t_range
         self.solver, self.tolerance = solver, tolerance

@@ -1,6 +1,6 @@
 r"""Networks for joint objectives: a backbone without time under a decoder with time.
 
-A joint objective (:mod:`ood_osdre.objectives.joint`) learns the data score
+A joint objective (:class:`ood_osdre.objectives.JointScoreMatching`) learns the data score
 :math:`s^x(x, t) = \nabla_x \log p_t(x)` beside the time score, to shape what the two share. They
 share the encoder: it takes no time, because the coefficients :math:`h(x)` sit on its bottleneck
 and one pass has to do. The decoder takes the bottleneck, the skips and the time, and is thrown

@@ -6,6 +6,8 @@ Term                                         Needs             Minimiser
 :class:`ConditionalScoreMatching`            path              time score, hence dequantised
                                                                log-ratio
 :class:`TimeScoreMatching`                   path, :math:`p'`  the same
+:class:`TimeConditionedConditionalMatching`, time in network   the same
+:class:`TimeConditionedScoreMatching`
 :class:`PathDifference`                      path              the same, up to
                                                                :math:`O(\delta^2)`
 :class:`JointScoreMatching`,                 data score        the same, and the data score
@@ -45,6 +47,8 @@ __all__ = [
     "Ratio",
     "Shrinkage",
     "Term",
+    "TimeConditionedConditionalMatching",
+    "TimeConditionedScoreMatching",
     "TimeScoreMatching",
     "Times",
     "UniformTimes",
@@ -52,17 +56,29 @@ __all__ = [
     "evaluate",
 ]
 
-from ..paths.times import InverseVarianceTimes, LogitNormalTimes, Times, UniformTimes
-from ..paths.weights import (
+from ..paths.times import (
     BridgeWeight,
     Constant,
+    InverseVarianceTimes,
     InverseVarianceWeight,
+    LogitNormalTimes,
     NoiseVarianceWeight,
+    Times,
+    UniformTimes,
     Weight,
 )
-from .base import Batch, Objective, PathTerm, Ratio, Term, evaluate
-from .conditional import FORMS, ConditionalScoreMatching
-from .endpoint import LOSSES, ClassLoss, EndPointLoss, OutlierExposure, Shrinkage
-from .joint import ConditionalJointScoreMatching, DataScore, JointScoreMatching
-from .marginal import PathDifference, TimeScoreMatching
-from .variance import PathVariance
+from .base import Batch, DataScore, Objective, PathTerm, Ratio, Term, evaluate
+from .conditional import (
+    FORMS,
+    ConditionalJointScoreMatching,
+    ConditionalScoreMatching,
+    TimeConditionedConditionalMatching,
+)
+from .endpoint import LOSSES, EndPointLoss
+from .marginal import (
+    JointScoreMatching,
+    PathDifference,
+    TimeConditionedScoreMatching,
+    TimeScoreMatching,
+)
+from .regularisers import ClassLoss, OutlierExposure, PathVariance, Shrinkage

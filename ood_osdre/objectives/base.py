@@ -1,14 +1,14 @@
-r"""Draws, terms and the objective that evaluates them in one forward pass.
+r"""Batches, the terms of a training loss, and the objective that evaluates them together.
 
 A training loss is a weighted sum of terms. Each :class:`Term` names the points where it needs
 the network, such as a reference image, an ID image or a blend of the two on the path, and turns
 the network's outputs there into one loss per sample. The :class:`Objective` gathers the points
 of all its terms and runs *one* concatenated forward pass, for two reasons: terms that ask for the
-same point share it, and batch normalisation sees reference, data and path points together. (Were
-they separate passes in training mode, the batch statistics would give the classes away, a
-shortcut that is gone at inference.)
+same point share it, and batch normalisation sees reference, data and path points together. (In
+separate passes in training mode, the batch statistics would give the classes away, a shortcut
+that is gone at inference.)
 
-The names of the points are a contract, equal names mean equal tensors:
+Equal names of points mean equal tensors:
 
 ============================ ==================================================
 `x_0`, `x_1`                 the clean reference and ID points
@@ -24,10 +24,10 @@ points, or through a regression target, into the parameters of a learnable path 
 that); the only term that trains a path is :class:`ood_osdre.objectives.PathVariance`.
 """
 
-__all__ = ["Batch", "Objective", "PathTerm", "Ratio", "Term", "evaluate"]
+__all__ = ["Batch", "DataScore", "Objective", "PathTerm", "Ratio", "Term", "evaluate"]
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 import torch
@@ -36,13 +36,16 @@ from torch import Tensor, nn
 from ..models.networks import Coefficients
 from ..models.ratio import Prediction
 from ..paths.gaussian import GaussianPath
+from ..paths.times import Constant, Weight
 
 #: What a model says about points: the coefficients of a one-step ratio, or a prediction.
 Outputs: TypeAlias = Coefficients | Prediction
+#: A network from points (B, *) and times (B,) to data scores (B, *).
+DataScore: TypeAlias = nn.Module | Callable[[Tensor, Tensor], Tensor]
 
 
 class Batch(NamedTuple):
-    r"""A training batch: pairs, times and noise.
+    r"""A training batch: pairs of reference and ID points, times and noise.
 
     Attributes:
         x_0: Points of the reference :math:`p_0`, with shape :math:`(B, *)`.
@@ -51,7 +54,7 @@ class Batch(NamedTuple):
         noise: Standard normal noise :math:`z`, with shape :math:`(B, *)`.
         label: The classes of `x_1`, with shape :math:`(B)`; only class terms need them.
         probe: Standard normal directions :math:`v`, independent of the rest, with shape
-            :math:`(B, *)`; only sliced terms need them.
+            :math:`(B, *)`; only terms that have `needs_probe` read them.
     """
 
     x_0: Tensor
@@ -63,10 +66,13 @@ class Batch(NamedTuple):
 
 
 class Ratio(Protocol):
-    r"""What a term needs of a ratio; :class:`ood_osdre.models.ratio.OneStepRatio` is one."""
+    r"""What terms use of a model; :class:`ood_osdre.models.ratio.OneStepRatio` has all of it."""
 
     def outputs(self, x: Tensor, /) -> Outputs:
         r"""Returns the network's outputs at `x`, with shape :math:`(B, *)`."""
+
+    def time_score(self, x: Tensor, t: Tensor, /) -> Tensor:
+        r"""Returns the time score at points, with shape :math:`(B)`."""
 
     def score(self, h: Tensor, t: Tensor, /) -> Tensor:
         r"""Returns :math:`s = \langle h, g(t) \rangle`, with the shape of `h` but its last."""
@@ -87,25 +93,18 @@ class Term(nn.Module, abc.ABC):
 
     needs_probe = False
 
-    @abc.abstractmethod
     def points(self, batch: Batch) -> dict[str, Tensor]:
-        r"""Returns the points where the term needs the network, by name.
-
-        Arguments:
-            batch: The batch.
-
-        Returns:
-            Named points, each with shape :math:`(B, *)`.
-        """
+        r"""Returns the points where the term needs the network, by name, each :math:`(B, *)`."""
+        return {}
 
     @abc.abstractmethod
     def loss(self, ratio: Ratio, batch: Batch, at: Mapping[str, Any]) -> Tensor:
         r"""Returns the loss of each sample.
 
         Arguments:
-            ratio: The ratio under training.
+            ratio: The model under training.
             batch: The batch.
-            at: The network's outputs at the term's points, by name.
+            at: The network's outputs at the points, by name.
 
         Returns:
             The unreduced loss, with shape :math:`(B)`.
@@ -117,22 +116,21 @@ class PathTerm(Term):
 
     Arguments:
         path: The path from reference to ID data.
+        weight: The weight :math:`\lambda(t)`; None for 1.
     """
 
-    def __init__(self, path: GaussianPath) -> None:
+    def __init__(self, path: GaussianPath, weight: Weight | None = None) -> None:
         super().__init__()
         self.path = path
+        self.weight = Constant() if weight is None else weight
 
     def at_time(self, batch: Batch, t: Tensor, sign: float = 1.0) -> Tensor:
-        r"""Returns the batch's path at another time, with noise :math:`\pm z`.
+        r"""Returns the batch's path at times `t`, with noise :math:`\pm z`.
 
         Arguments:
             batch: The batch.
             t: The times, with shape :math:`(B)`.
             sign: The factor on the noise, 1 or -1.
-
-        Returns:
-            The points, with shape :math:`(B, *)`.
         """
         return self.path.sample(batch.x_0, batch.x_1, t, sign * batch.noise)
 
@@ -141,12 +139,11 @@ class Objective(nn.Module):
     r"""A weighted sum of terms.
 
     The parameters of the objective are those of its terms: a learnable path, a data-score
-    network. Terms share the path, so a checkpoint should hold the path rather than the objective,
-    whose state lists it once per term.
+    network.
 
     Arguments:
-        terms: The weight and the term under each name. All terms should be on the same path.
-        separate: Whether each point gets a forward pass of its own, as in the paper's rivals.
+        terms: The weight and the term under each name. All terms are on the same path.
+        separate: Whether each point gets a forward pass of its own, as in the paper's baselines.
             With batch normalisation that is the shortcut described above; it is here to be
             measured, not used.
 
@@ -161,21 +158,12 @@ class Objective(nn.Module):
         [('endpoint', 1.0), ('shrinkage', 0.01)]
     """
 
-    def __init__(
-        self,
-        terms: Mapping[str, tuple[float, Term]],
-        separate: bool = False,
-    ) -> None:
+    def __init__(self, terms: Mapping[str, tuple[float, Term]], separate: bool = False) -> None:
         super().__init__()
-
-        if not terms or "total" in terms:
-            raise ValueError(f"'terms' should be named, but not 'total', got {list(terms)}.")
+        assert terms, "no terms"
+        assert "total" not in terms, "'total' is the name of the sum"
         paths = {id(p) for _, t in terms.values() if (p := getattr(t, "path", None)) is not None}
-        if len(paths) > 1:
-            raise ValueError(
-                f"All terms should be on one path, got {len(paths)} paths in {list(terms)}."
-            )
-
+        assert len(paths) <= 1, f"{len(paths)} paths in {list(terms)}, expected one"
         self.separate = separate
         self.needs_probe = any(term.needs_probe for _, term in terms.values())
         self.weights = {name: float(weight) for name, (weight, _) in terms.items()}
@@ -184,15 +172,12 @@ class Objective(nn.Module):
     def forward(self, ratio: Ratio, batch: Batch) -> dict[str, Tensor]:
         r"""Returns the loss of each term, unweighted, and their weighted sum `total`.
 
-        Under autocast the networks run in half precision, but losses do not: outputs are taken to
-        single precision first.
+        Each is unreduced, with shape :math:`(B)`. Under autocast the networks run in half precision,
+        but losses do not: outputs are taken to single precision first.
 
         Arguments:
-            ratio: The ratio under training.
+            ratio: The model under training.
             batch: The batch.
-
-        Returns:
-            The unreduced losses by name, each with shape :math:`(B)`.
         """
         terms = {name: cast(Term, term) for name, term in self.terms.items()}
         points: dict[str, Tensor] = {}
@@ -208,15 +193,12 @@ class Objective(nn.Module):
         )
         return {**losses, "total": total}
 
-    def extra_repr(self) -> str:  # noqa: D102
-        return f"weights={self.weights}"
-
 
 def evaluate(ratio: Ratio, points: Mapping[str, Tensor]) -> dict[str, Any]:
     r"""Evaluates the network at all points in one concatenated forward pass.
 
     Arguments:
-        ratio: The ratio under training.
+        ratio: The model under training.
         points: Named points, each with shape :math:`(B, *)`.
 
     Returns:
@@ -224,7 +206,6 @@ def evaluate(ratio: Ratio, points: Mapping[str, Tensor]) -> dict[str, Any]:
     """
     if not points:
         return {}
-
     sizes = [len(x) for x in points.values()]
     outputs = ratio.outputs(torch.cat(list(points.values())))
     parts = zip(*(_split(y, sizes) for y in outputs), strict=True)

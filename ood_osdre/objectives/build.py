@@ -1,12 +1,6 @@
-r"""From a configuration to the objective that trains a ratio."""
+r"""Builds the objective of a configuration."""
 
-__all__ = [
-    "build_decoder",
-    "build_objective",
-    "prepare_objective",
-]
-
-from collections.abc import Callable
+__all__ = ["build_objective", "prepare_objective"]
 
 from torch import nn
 
@@ -19,23 +13,30 @@ from ..paths.build import build_path, build_times, build_weight
 from ..paths.gaussian import GaussianPath, Moments
 from ..paths.times import Times
 from .base import Objective, Term
-from .conditional import ConditionalScoreMatching
-from .endpoint import ClassLoss, EndPointLoss, OutlierExposure, Shrinkage
-from .joint import ConditionalJointScoreMatching, JointScoreMatching
-from .marginal import PathDifference, TimeScoreMatching
-from .time_conditioned import TimeConditionedConditionalMatching, TimeConditionedScoreMatching
-from .variance import PathVariance
+from .conditional import (
+    ConditionalJointScoreMatching,
+    ConditionalScoreMatching,
+    TimeConditionedConditionalMatching,
+)
+from .endpoint import EndPointLoss
+from .marginal import (
+    JointScoreMatching,
+    PathDifference,
+    TimeConditionedScoreMatching,
+    TimeScoreMatching,
+)
+from .regularisers import ClassLoss, OutlierExposure, PathVariance, Shrinkage
 
 
 def prepare_objective(
     config: Config, moments: Moments, ratio: RatioModel
-) -> tuple[Times, nn.Module]:
+) -> tuple[Times, Objective]:
     r"""Builds the distribution of training times and the objective, on one path.
 
     Arguments:
         config: The configuration.
         moments: The second moments of both ends.
-        ratio: What is to be trained, where it is to be trained.
+        ratio: The model to train, on the device to train on.
     """
     device = next(ratio.parameters()).device
     path = build_path(config).to(device)
@@ -44,70 +45,54 @@ def prepare_objective(
 
 
 def build_objective(
-    config: Config,
-    path: GaussianPath,
-    times: Times,
-    moments: Moments,
-    ratio: RatioModel | None = None,
-) -> nn.Module:
+    config: Config, path: GaussianPath, times: Times, moments: Moments, ratio: RatioModel
+) -> Objective:
     r"""Builds the weighted sum of the terms that the configuration switches on.
 
-    A time-conditioned rival has the objective of its one term.
+    A time-conditioned baseline has one term, with weight 1.
 
     Arguments:
         config: The configuration.
         path: The path.
         times: The distribution of training times.
         moments: The second moments of both ends.
-        ratio: The ratio whose backbone the data score's decoder shares; only that wants one.
+        ratio: The model, whose backbone the decoder of a data score shares.
+
+    Raises:
+        UserError: If `objective.data_score` is on and the backbone has no decoder.
     """
-    o = config.objective
+    o, clean = config.objective, config.objective.endpoint_clean
     weight = build_weight(config, path, moments)
     if config.estimator == "time_conditioned":
         if o.conditional:
-            return TimeConditionedConditionalMatching(path, weight)
-        return TimeConditionedScoreMatching(path, weight, times)
-    clean = o.endpoint_clean
-    terms: dict[str, tuple[float, Callable[[], Term]]] = {
-        "endpoint": (
-            o.endpoint,
-            lambda: EndPointLoss(path, o.endpoint_loss, clean, o.endpoint_cap),
-        ),
-        "class": (o.class_weight, lambda: ClassLoss(path, clean)),
-        "outlier_exposure": (o.outlier_exposure, lambda: OutlierExposure(path, clean)),
-        "conditional": (
-            o.conditional,
-            lambda: (
-                ConditionalJointScoreMatching(
-                    path, build_decoder(path, ratio), weight, o.conditional_form, o.data_score
-                )
-                if o.data_score
-                else ConditionalScoreMatching(path, weight, form=o.conditional_form)
-            ),
-        ),
-        "time_score": (
-            o.time_score,
-            lambda: (
-                JointScoreMatching(path, build_decoder(path, ratio), weight, times, o.data_score)
-                if o.data_score
-                else TimeScoreMatching(path, weight, times)
-            ),
-        ),
-        "path_difference": (o.path_difference, lambda: PathDifference(path, weight, o.delta)),
-        "shrinkage": (o.shrinkage, lambda: Shrinkage(path, clean)),
-        "path_variance": (o.path_variance, lambda: PathVariance(path, moments)),
+            return Objective(
+                {"conditional": (1.0, TimeConditionedConditionalMatching(path, weight))}
+            )
+        return Objective({"time_score": (1.0, TimeConditionedScoreMatching(path, weight, times))})
+    conditional: Term = ConditionalScoreMatching(path, weight, o.conditional_form)
+    time_score: Term = TimeScoreMatching(path, weight, times)
+    if o.data_score:
+        decoder = _decoder(path, ratio)
+        conditional = ConditionalJointScoreMatching(
+            path, decoder, weight, o.conditional_form, o.data_score
+        )
+        time_score = JointScoreMatching(path, decoder, weight, times, o.data_score)
+    terms: dict[str, tuple[float, Term]] = {
+        "endpoint": (o.endpoint, EndPointLoss(path, o.endpoint_loss, clean, o.endpoint_cap)),
+        "class": (o.class_weight, ClassLoss(path, clean)),
+        "outlier_exposure": (o.outlier_exposure, OutlierExposure(path, clean)),
+        "conditional": (o.conditional, conditional),
+        "time_score": (o.time_score, time_score),
+        "path_difference": (o.path_difference, PathDifference(path, weight, o.delta)),
+        "shrinkage": (o.shrinkage, Shrinkage(path, clean)),
+        "path_variance": (o.path_variance, PathVariance(path, moments)),
     }
-    chosen = {name: (w, make()) for name, (w, make) in terms.items() if w > 0}
+    chosen = {name: (w, term) for name, (w, term) in terms.items() if w > 0}
     return Objective(chosen, separate=o.separate_forwards)
 
 
-def build_decoder(path: GaussianPath, ratio: RatioModel | None) -> nn.Module:
-    r"""Builds the network of the data score, a decoder on the backbone of a ratio.
-
-    Arguments:
-        path: The path, whose noise scales the decoder's output.
-        ratio: The ratio, whose backbone has to be a U-Net's encoder or an MLP.
-    """
+def _decoder(path: GaussianPath, ratio: RatioModel) -> nn.Module:
+    r"""Returns a network of the data score, a decoder on the backbone of a ratio."""
     backbone = ratio.network.backbone if isinstance(ratio, OneStepRatio) else None
     if isinstance(backbone, UNetEncoder):
         return UNetDecoder(backbone, inverse_noise(path))

@@ -1,18 +1,10 @@
-r"""Terms that a closed-form ratio allows *during* training.
+r"""Losses of a density ratio on the log-ratio itself, at the two ends of the path.
 
-The log-ratio is one inner product away from the network's outputs, so a loss may act on it
-directly, at the two ends of the path.
+A closed-form ratio allows them *during* training: the log-ratio is one inner product away from the
+network's outputs.
 """
 
-__all__ = [
-    "LOSSES",
-    "ClassLoss",
-    "EndPointLoss",
-    "EndTerm",
-    "OutlierExposure",
-    "Shrinkage",
-    "capped_exp",
-]
+__all__ = ["LOSSES", "EndPointLoss", "EndTerm", "capped_exp"]
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -94,25 +86,25 @@ class EndTerm(Term):
     Arguments:
         path: The path, whose dequantised ends are used; None only for clean ends.
         clean: Whether to use the clean ends in place of the dequantised ones.
+
+    Attributes:
+        ends: Which of the two ends, reference and ID, the term needs.
+        names: The names of their points.
     """
+
+    ends = slice(0, 2)
 
     def __init__(self, path: GaussianPath | None = None, clean: bool = False) -> None:
         super().__init__()
-
-        if path is None and not clean:
-            raise ValueError(
-                "'path' should be given for dequantised ends (clean=False), got None."
-            )
+        assert path is not None or clean, "no path to dequantise the ends"
         self.path, self.clean = path, clean
-        self._ends = ("x_0", "x_1") if clean else ("start", "end")
-        self.names: tuple[str, ...] = self._ends
+        self.names = (("x_0", "x_1") if clean else ("start", "end"))[self.ends]
 
     def points(self, batch: Batch) -> dict[str, Tensor]:  # noqa: D102
         ends = batch.x_0, batch.x_1
         if self.path is not None and not self.clean:
             ends = self.path.start(batch.x_0, batch.noise), self.path.end(batch.x_1, batch.noise)
-        points = dict(zip(self._ends, ends, strict=True))
-        return {name: points[name] for name in self.names}
+        return dict(zip(self.names, ends[self.ends], strict=True))
 
 
 class EndPointLoss(EndTerm):
@@ -153,10 +145,10 @@ class EndPointLoss(EndTerm):
     All but `"infonce"`, `"chisq"` and `"pw_ridge"` are proper composite losses: they match the
     ratio in a Bregman divergence.
 
+    Arguments are those of :class:`EndTerm`, and:
+
     Arguments:
-        path: The path, whose dequantised ends are used; None only for clean ends.
         loss: One of the keys of :data:`LOSSES`.
-        clean: Whether to use the clean ends in place of the dequantised ones.
         cap: The cap :math:`c` in nats.
 
     References:
@@ -190,92 +182,10 @@ class EndPointLoss(EndTerm):
         cap: float = 10.0,
     ) -> None:
         super().__init__(path, clean)
-
-        if loss not in LOSSES:
-            raise ValueError(f"'loss' should be one of {tuple(LOSSES)}, got {loss!r}.")
-        if cap <= 0:
-            raise ValueError(f"'cap' should be positive, got {cap}.")
+        assert loss in LOSSES, f"loss is {loss!r}, expected one of {tuple(LOSSES)}"
+        assert cap > 0, f"cap is {cap}, expected more than 0"
         self.kind, self.cap = loss, cap
 
     def loss(self, ratio: Ratio, batch: Batch, at: Mapping[str, Any]) -> Tensor:  # noqa: D102
         f_0, f_1 = (ratio.log_ratio_at(at[name]) for name in self.names)
         return LOSSES[self.kind](f_0, f_1, self.cap)
-
-
-class ClassLoss(EndTerm):
-    r"""Cross-entropy of the class head at the ID points, the end-point term's own.
-
-    Arguments:
-        path: The path, whose dequantised end is used; None only for the clean end.
-        clean: Whether to use the clean end in place of the dequantised one.
-        label_smoothing: The mass that is moved from the label to the uniform distribution.
-    """
-
-    def __init__(
-        self,
-        path: GaussianPath | None = None,
-        clean: bool = False,
-        label_smoothing: float = 0.0,
-    ) -> None:
-        super().__init__(path, clean)
-
-        if not 0 <= label_smoothing < 1:
-            raise ValueError(f"'label_smoothing' should be in [0, 1), got {label_smoothing}.")
-        self.names = self.names[1:]
-        self.label_smoothing = label_smoothing
-
-    def loss(self, ratio: Ratio, batch: Batch, at: Mapping[str, Any]) -> Tensor:  # noqa: D102
-        logits = at[self.names[0]].logits
-        if logits is None:
-            raise ValueError(
-                "The class term needs a network with a class head, got none: "
-                "build it with classes > 0."
-            )
-        if batch.label is None:
-            raise ValueError("The class term needs 'label' in the batch, got None.")
-        return F.cross_entropy(
-            logits, batch.label, label_smoothing=self.label_smoothing, reduction="none"
-        )
-
-
-class OutlierExposure(EndTerm):
-    r"""Cross-entropy of the class head to the uniform distribution at the reference points.
-
-    Beside :class:`ClassLoss` it makes a classifier that is unsure about the reference, to be
-    scored by its largest softmax probability: a rival that sees the same data as a ratio does.
-
-    Arguments:
-        path: The path, whose dequantised end is used; None only for the clean end.
-        clean: Whether to use the clean end in place of the dequantised one.
-
-    References:
-        | Deep anomaly detection with outlier exposure (Hendrycks et al., 2019)
-        | https://arxiv.org/abs/1812.04606
-    """
-
-    def __init__(self, path: GaussianPath | None = None, clean: bool = False) -> None:
-        super().__init__(path, clean)
-        self.names = self.names[:1]
-
-    def loss(self, ratio: Ratio, batch: Batch, at: Mapping[str, Any]) -> Tensor:  # noqa: D102
-        logits = at[self.names[0]].logits
-        if logits is None:
-            raise ValueError("Outlier exposure needs a network with a class head, got none.")
-        return -F.log_softmax(logits, dim=1).mean(dim=1)
-
-
-class Shrinkage(EndTerm):
-    r"""Shrinks the log-ratio at both ends, :math:`\frac{1}{2} (f_0^2 + f_1^2)`.
-
-    Where the supports of reference and ID data barely meet, the true log-ratios are hundreds of
-    nats and an end-point loss alone drives :math:`f` ever further out. A small weight here bounds
-    the ratios, at the price of a bias towards zero.
-
-    Arguments:
-        path: The path, whose dequantised ends are used; None only for clean ends.
-        clean: Whether to use the clean ends in place of the dequantised ones.
-    """
-
-    def loss(self, ratio: Ratio, batch: Batch, at: Mapping[str, Any]) -> Tensor:  # noqa: D102
-        f_0, f_1 = (ratio.log_ratio_at(at[name]) for name in self.names)
-        return (f_0**2 + f_1**2) / 2

@@ -1,6 +1,6 @@
-r"""From a configuration to a path, its times and a weight of time."""
+r"""Builds the path, the distribution of training times and the weight of a configuration."""
 
-__all__ = ["SCHEDULES", "build_path", "build_times", "build_weight"]
+__all__ = ["NOISES", "SCHEDULES", "WEIGHTS", "build_path", "build_times", "build_weight"]
 
 from collections.abc import Callable
 
@@ -16,8 +16,17 @@ from .schedules import (
     TrigonometricSchedule,
     VariancePreservingSchedule,
 )
-from .times import InverseVarianceTimes, LogitNormalTimes, Times, UniformTimes
-from .weights import BridgeWeight, Constant, InverseVarianceWeight, NoiseVarianceWeight, Weight
+from .times import (
+    BridgeWeight,
+    Constant,
+    InverseVarianceTimes,
+    InverseVarianceWeight,
+    LogitNormalTimes,
+    NoiseVarianceWeight,
+    Times,
+    UniformTimes,
+    Weight,
+)
 
 SCHEDULES: dict[str, Callable[[], Schedule]] = {
     "linear": LinearSchedule,
@@ -27,13 +36,13 @@ SCHEDULES: dict[str, Callable[[], Schedule]] = {
     "kumaraswamy_affine": lambda: KumaraswamySchedule(kind="affine"),
     "kumaraswamy_spherical": lambda: KumaraswamySchedule(kind="spherical"),
 }
-#: The noise models by name, of a path's options and whether its variance is learnt.
+#: Builds a noise model by name, of the path's options and whether its variance is learnt.
 NOISES: dict[str, Callable[[PathConfig, bool], NoiseModel]] = {
     "dequantisation": lambda o, learnable: DequantisationNoise(o.eps),
     "bridge": lambda o, learnable: BridgeNoise(o.gamma2, o.eps, learnable),
     "ddbi": lambda o, learnable: DDBINoise(o.gamma2, o.eps, learnable),
 }
-#: The weights of score-matching terms by name, of the path and the moments of its ends.
+#: Builds a weight by name, of the path and the second moments of its ends.
 WEIGHTS: dict[str, Callable[[GaussianPath, Moments], Weight]] = {
     "constant": lambda path, moments: Constant(),
     "bridge": lambda path, moments: BridgeWeight(),
@@ -45,7 +54,7 @@ WEIGHTS: dict[str, Callable[[GaussianPath, Moments], Weight]] = {
 def build_path(config: Config) -> GaussianPath:
     r"""Builds the path from the reference to ID data."""
     path = config.path
-    # A learnable path pays mostly through the bridge's variance: about fourfold on images.
+    # A learnable path gains mostly by the bridge's variance: about fourfold on images.
     learnable = config.objective.path_variance > 0
     noise = NOISES[path.noise](path, learnable)
     return GaussianPath(SCHEDULES[path.schedule](), noise, path.t_min)
@@ -57,7 +66,7 @@ def build_times(config: Config, path: GaussianPath, moments: Moments) -> Times:
     Arguments:
         config: The configuration.
         path: The path.
-        moments: The second moments of both ends.
+        moments: The second moments of its ends.
     """
     (low, high), stratified = path.t_range, config.times.stratified
     if config.times.kind == "uniform":
@@ -68,11 +77,5 @@ def build_times(config: Config, path: GaussianPath, moments: Moments) -> Times:
 
 
 def build_weight(config: Config, path: GaussianPath, moments: Moments) -> Weight:
-    r"""Builds the weight of the score-matching terms.
-
-    Arguments:
-        config: The configuration.
-        path: The path.
-        moments: The second moments of both ends.
-    """
+    r"""Builds the weight of the score-matching terms; arguments as for :func:`build_times`."""
     return WEIGHTS[config.objective.weight](path, moments)

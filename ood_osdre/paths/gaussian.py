@@ -81,12 +81,9 @@ class Moments(NamedTuple):
             x_0: Reference points, with shape :math:`(N, *)`.
             x_1: Data points, with shape :math:`(M, *)`.
         """
-        if x_0.shape[1:] != x_1.shape[1:] or not x_0.numel() or not x_1.numel():
-            raise ValueError(
-                "'x_0' and 'x_1' should be non-empty, with shapes (N, *) and (M, *), "
-                f"got {tuple(x_0.shape)} and {tuple(x_1.shape)}."
-            )
-
+        shapes = tuple(x_0.shape), tuple(x_1.shape)
+        assert x_0.shape[1:] == x_1.shape[1:], f"points of different shapes, {shapes}"
+        assert x_0.numel() * x_1.numel() > 0, f"moments of no points, {shapes}"
         x_0, x_1 = x_0.flatten(1), x_1.flatten(1)
         square_0, square_1 = (
             float(torch.linalg.vector_norm(x, dim=1, dtype=torch.float64).square().mean())
@@ -116,17 +113,11 @@ class GaussianPath(nn.Module):
 
     def __init__(self, schedule: Schedule, noise: NoiseModel, t_min: float | None = None) -> None:
         super().__init__()
-
         if t_min is None:
             t_min = 0.0 if schedule.closed else 1e-3
-        if not 0 <= t_min < 0.5:
-            raise ValueError(f"'t_min' should be in [0, 0.5), got {t_min}.")
-        if t_min == 0 and not schedule.closed:
-            name = type(schedule).__name__
-            raise ValueError(f"'t_min' should be positive with {name}, which is not closed.")
-
-        self.schedule = schedule
-        self.noise = noise
+        assert 0 <= t_min < 0.5, f"t_min is {t_min}, expected in [0, 0.5)"
+        assert t_min or schedule.closed, f"t_min is 0, but {type(schedule).__name__} is not closed"
+        self.schedule, self.noise = schedule, noise
         self.t_min = float(t_min)
 
     @property
@@ -162,29 +153,18 @@ class GaussianPath(nn.Module):
         return r.alpha * x_0 + r.beta * x_1 + torch.sqrt(r.v) * noise
 
     def start(self, x_0: Tensor, noise: Tensor) -> Tensor:
-        r"""Draws from the dequantised reference, :math:`x_0 + \sqrt{\epsilon} z`.
+        r"""Draws the path's start from the dequantised reference, :math:`x_0 + \sqrt{\epsilon} z`.
 
-        Arguments:
-            x_0: Reference points, with shape :math:`(B, *)`.
-            noise: Standard normal noise :math:`z`, with shape :math:`(B, *)`.
-
-        Returns:
-            The path's start :math:`x_{t=0}`, with shape :math:`(B, *)`.
+        Arguments and the result have shape :math:`(B, *)`.
         """
         return x_0 + math.sqrt(self.noise.eps) * noise
 
     def end(self, x_1: Tensor, noise: Tensor) -> Tensor:
-        r"""Draws from the dequantised data, :math:`x_1 + \sqrt{\epsilon} z`.
+        r"""Draws the path's end from the dequantised data, :math:`x_1 + \sqrt{\epsilon} z`.
 
-        This is the path's end for every schedule with :math:`\alpha_1 = 0`; the
-        variance-preserving one keeps 0.0066 of :math:`x_0` there, which is left out.
-
-        Arguments:
-            x_1: Data points, with shape :math:`(B, *)`.
-            noise: Standard normal noise :math:`z`, with shape :math:`(B, *)`.
-
-        Returns:
-            The path's end :math:`x_{t=1}`, with shape :math:`(B, *)`.
+        Arguments and the result have shape :math:`(B, *)`. This is the end for every schedule with
+        :math:`\alpha_1 = 0`; the variance-preserving one keeps 0.0066 of :math:`x_0` there, which
+        is left out.
         """
         return x_1 + math.sqrt(self.noise.eps) * noise
 
@@ -196,14 +176,8 @@ class GaussianPath(nn.Module):
         .. math:: T_i = \frac{\dot v}{2 v} (z_i^2 - 1) +
             \frac{(\dot\alpha x_0 + \dot\beta x_1)_i z_i}{\sqrt{v}}
 
-        No gradient reaches the path's parameters or `t`.
-
-        Arguments:
-            x_0: Reference points, with shape :math:`(B, *)`.
-            x_1: Data points, with shape :math:`(B, *)`.
-            t: The time :math:`t`, with shape :math:`(B)`.
-            noise: The noise :math:`z` that :math:`x_t` was drawn with, with shape
-                :math:`(B, *)`.
+        Arguments are those that :meth:`sample` drew :math:`x_t` with. No gradient reaches the
+        path's parameters or `t`.
 
         Returns:
             The shares :math:`T_i`, in nats a unit of time, with shape :math:`(B, *)`.
@@ -215,7 +189,7 @@ class GaussianPath(nn.Module):
     def time_score(self, x_0: Tensor, x_1: Tensor, t: Tensor, noise: Tensor) -> Tensor:
         r"""Returns the conditional time score :math:`\partial_t \log p_t(x_t \mid x_0, x_1)`.
 
-        Arguments are those of :meth:`time_score_per_dimension`, of which this is the sum.
+        Arguments are those of :meth:`sample`.
 
         Returns:
             The scores :math:`T`, in nats a unit of time, with shape :math:`(B)`.
@@ -232,12 +206,12 @@ class GaussianPath(nn.Module):
     ) -> Tensor:
         r"""Returns each image block's share of the conditional time score at :math:`x_t`.
 
-        Arguments are those of :meth:`time_score_per_dimension`, for images with shape
-        :math:`(B, C, H, W)`. A block is a rectangle of pixels, all channels of it.
+        Arguments are those of :meth:`sample`, for images with shape :math:`(B, C, H, W)`. A block is
+        a rectangle of pixels, all channels of it.
 
         Arguments:
-            grid: The numbers of blocks along :math:`H` and :math:`W`, those of the feature map
-                whose cells learn the shares.
+            grid: The numbers of blocks along :math:`H` and :math:`W`, which they divide: those of
+                the feature map whose cells learn the shares.
 
         Returns:
             The shares, with shape :math:`(B, S)`, in the row-major order of a flattened feature
@@ -245,34 +219,8 @@ class GaussianPath(nn.Module):
         """
         shares = self.time_score_per_dimension(x_0, x_1, t, noise)
         rows, columns = grid
-        if shares.ndim != 4 or shares.shape[2] % rows or shares.shape[3] % columns:
-            raise ValueError(
-                f"Expected images with shape (B, C, H, W) that divide into {rows}x{columns} "
-                f"blocks, got shape {tuple(shares.shape)}."
-            )
-
         blocks = shares.sum(dim=1).unflatten(2, (columns, -1)).unflatten(1, (rows, -1))
         return blocks.sum(dim=(2, 4)).flatten(1)
-
-    def conditional_variance(self, x_0: Tensor, x_1: Tensor, t: Tensor) -> Tensor:
-        r"""Returns the variance of the conditional time score given its end points.
-
-        .. math:: \mathrm{Var}[T \mid x_0, x_1] =
-            \frac{d}{2} \left( \frac{\dot v}{v} \right)^2 +
-            \frac{\| \dot\alpha x_0 + \dot\beta x_1 \|^2}{v}
-
-        Arguments:
-            x_0: Reference points, with shape :math:`(B, *)`.
-            x_1: Data points, with shape :math:`(B, *)`.
-            t: The time :math:`t`, with shape :math:`(B)`.
-
-        Returns:
-            The variances, with shape :math:`(B)`.
-        """
-        x_0, x_1 = x_0.flatten(1), x_1.flatten(1)
-        r = self.rates(t)
-        drift = r.d_alpha[:, None] * x_0 + r.d_beta[:, None] * x_1
-        return x_0.shape[1] / 2 * (r.d_v / r.v) ** 2 + drift.square().sum(dim=1) / r.v
 
     def moment_variance(self, t: Tensor, moments: Moments) -> Tensor:
         r"""Returns the conditional variance, averaged over independent end points.
@@ -282,8 +230,9 @@ class GaussianPath(nn.Module):
             2 \dot\alpha \dot\beta \, \langle \mathbb{E} x_0, \mathbb{E} x_1 \rangle +
             \dot\beta^2 \, \mathbb{E} \| x_1 \|^2 \right)
 
-        The cross term keeps its sign, and :math:`\dot\alpha \dot\beta \leq 0`: ends with a
-        common mean make an easier path. Differentiable in the path's parameters.
+        That of a single pair is its variance given the end points. The cross term keeps its sign,
+        and :math:`\dot\alpha \dot\beta \leq 0`: ends with a common mean make an easier path.
+        Differentiable in the path's parameters.
 
         Arguments:
             t: The time :math:`t`, with shape :math:`(*)`.
@@ -302,12 +251,9 @@ class GaussianPath(nn.Module):
 
     def _fixed_rates(self, x_0: Tensor, x_1: Tensor, t: Tensor, noise: Tensor) -> Rates:
         r"""Returns the rates at `t`, detached and shaped to broadcast with `x_0`."""
-        if not x_0.shape == x_1.shape == noise.shape or t.shape != x_0.shape[:1]:
-            shapes = [tuple(x.shape) for x in (x_0, x_1, noise, t)]
-            raise ValueError(
-                "'x_0', 'x_1' and 'noise' should share a shape (B, *) and 't' have shape (B), "
-                f"got {shapes}."
-            )
-
+        # What does not fit may broadcast.
+        shapes = [tuple(x.shape) for x in (x_0, x_1, noise, t)]
+        assert x_0.shape == x_1.shape == noise.shape, f"x_0, x_1, noise, t have shapes {shapes}"
+        assert t.shape == x_0.shape[:1], f"x_0, x_1, noise, t have shapes {shapes}"
         event = (1,) * (x_0.ndim - 1)
         return Rates(*(c.detach().reshape(-1, *event) for c in self.rates(t)))

@@ -1,7 +1,7 @@
 r"""Noise models: the variance of a Gaussian path between its ends.
 
-A noise model gives the variance :math:`v_t` that a path (see :mod:`ood_osdre.paths.gaussian`) adds to the
-mixture of its end points, with its time derivative. All of them have a floor,
+A noise model gives the variance :math:`v_t` that a path (:mod:`ood_osdre.paths.gaussian`) adds to
+the mixture of its end points, with its time derivative. All of them have a floor,
 :math:`v_0 = v_1 = \epsilon > 0`: the ends of the path are the two distributions *dequantised*,
 convolved with :math:`\mathcal{N}(0, \epsilon I)`, and the time score is finite at both. Without
 a floor, a bridge's :math:`v \sim \gamma^2 t` gives a score of variance :math:`d / 2 t^2`, which
@@ -31,10 +31,7 @@ class NoiseModel(nn.Module, abc.ABC):
 
     def __init__(self, eps: float) -> None:
         super().__init__()
-
-        if not 0 < eps < math.inf:
-            raise ValueError(f"'eps' should be positive and finite, got {eps}.")
-
+        assert 0 < eps < math.inf, f"eps is {eps}, expected a positive number"
         self.eps = float(eps)
 
     @abc.abstractmethod
@@ -57,10 +54,6 @@ class DequantisationNoise(NoiseModel):
     def forward(self, t: Tensor, schedule: ScheduleRates) -> tuple[Tensor, Tensor]:  # noqa: D102
         return _dequantisation(self.eps, schedule)
 
-    def extra_repr(self) -> str:
-        r"""Returns the floor, for `repr`."""
-        return f"eps={self.eps}"
-
 
 class BridgeNoise(NoiseModel):
     r"""A diffusion bridge on a constant floor: :math:`v = \gamma^2 t (1 - t) + \epsilon`.
@@ -73,11 +66,8 @@ class BridgeNoise(NoiseModel):
 
     def __init__(self, gamma2: float, eps: float, learnable: bool = False) -> None:
         super().__init__(eps)
-
-        if not 0 <= gamma2 < math.inf or (learnable and gamma2 == 0):
-            sign = "positive" if learnable else "non-negative"
-            raise ValueError(f"'gamma2' should be {sign} and finite, got {gamma2}.")
-
+        assert 0 <= gamma2 < math.inf, f"gamma2 is {gamma2}, expected a number from 0"
+        assert gamma2 or not learnable, "gamma2 is 0, expected more if it is learnt"
         self.learnable = learnable
         self._gamma2 = float(gamma2)
         if learnable:
@@ -91,11 +81,6 @@ class BridgeNoise(NoiseModel):
     def forward(self, t: Tensor, schedule: ScheduleRates) -> tuple[Tensor, Tensor]:  # noqa: D102
         gamma2 = self.gamma2
         return gamma2 * t * (1 - t) + self.eps, gamma2 * (1 - 2 * t)
-
-    def extra_repr(self) -> str:
-        r"""Returns the variances, for `repr`."""
-        gamma2 = float(torch.as_tensor(self.gamma2).detach())
-        return f"gamma2={gamma2:.4g}, eps={self.eps}, learnable={self.learnable}"
 
 
 class DDBINoise(BridgeNoise):

@@ -1,4 +1,4 @@
-r"""Numerical integration of a time score, the thing that a closed-form basis makes needless.
+r"""Numerical integration of a time score, which a closed-form basis makes needless.
 
 Given a time score :math:`s(x, t)`, the log-ratio is the integral
 
@@ -6,20 +6,13 @@ Given a time score :math:`s(x, t)`, the log-ratio is the integral
     \text{(nats; larger = more ID)},
 
 and a time-conditioned network pays one evaluation for each time that a rule visits. These rules
-serve the tests, and comparisons with such rivals. They are no way to use our own model: its
+serve the tests and the time-conditioned baselines. A one-step ratio needs none of them: its
 coefficients :math:`h(x)` do not depend on the time, so one network evaluation suffices whatever
-the rule, and the closed form needs no rule at all. `evaluations` therefore counts calls of the
-function that was passed in. Log-ratios are in single precision at least, whatever the inputs are.
+the rule. `evaluations` therefore counts calls of the function that was passed in. Log-ratios are
+at least in single precision, whatever the inputs are.
 """
 
-__all__ = [
-    "Quadrature",
-    "check_tolerance",
-    "composite_rule",
-    "gauss_legendre",
-    "ode",
-    "trapezoid",
-]
+__all__ = ["Quadrature", "composite_rule", "ode", "trapezoid"]
 
 import math
 from collections.abc import Callable
@@ -44,6 +37,7 @@ class Quadrature(NamedTuple):
     evaluations: int
 
 
+@torch.no_grad()
 def trapezoid(
     score: Score, x: Tensor, steps: int, t_min: float = 0.0, t_max: float = 1.0
 ) -> Quadrature:
@@ -55,44 +49,17 @@ def trapezoid(
         x: The inputs, with shape :math:`(B, *)`.
         steps: The number :math:`n` of equal steps, hence of :math:`n + 1` evaluations.
         t_min: The lower limit.
-        t_max: The upper limit.
-
-    Returns:
-        The log-ratio, with shape :math:`(B)`, and the number of evaluations.
-
-    Raises:
-        ValueError: If there are no steps, or the limits are not increasing.
+        t_max: The upper limit, larger than the lower.
     """
-    _check_count("steps", steps)
-    _check_interval(t_min, t_max)
+    assert steps >= 1, f"{steps} steps, expected at least 1"
+    assert t_min < t_max, f"limits {t_min} and {t_max}, expected increasing"
     weights = np.full(steps + 1, (t_max - t_min) / steps)
     weights[[0, -1]] /= 2
-    return _weighted_sum(score, x, np.linspace(t_min, t_max, steps + 1), weights)
-
-
-def gauss_legendre(
-    score: Score, x: Tensor, nodes: int, t_min: float = 0.0, t_max: float = 1.0
-) -> Quadrature:
-    r"""Integrates a time score by Gauss-Legendre quadrature, exact up to degree :math:`2n - 1`.
-
-    Arguments:
-        score: A function of `x` and of times with shape :math:`(B)`, to scores with shape
-            :math:`(B)`.
-        x: The inputs, with shape :math:`(B, *)`.
-        nodes: The number of nodes :math:`n`, all inside the interval.
-        t_min: The lower limit.
-        t_max: The upper limit.
-
-    Returns:
-        The log-ratio, with shape :math:`(B)`, and the number of evaluations.
-
-    Raises:
-        ValueError: If there are no nodes, or the limits are not increasing.
-    """
-    _check_count("nodes", nodes)
-    _check_interval(t_min, t_max)
-    times, weights = composite_rule(np.array([t_min, t_max]), nodes)
-    return _weighted_sum(score, x, times, weights)
+    times = np.linspace(t_min, t_max, steps + 1)
+    total = x.new_zeros(len(x), dtype=_at_least_single(x))
+    for t, weight in zip(times.tolist(), weights.tolist(), strict=True):
+        total = total + weight * score(x, x.new_full((len(x),), t))
+    return Quadrature(total, len(times))
 
 
 @torch.no_grad()
@@ -116,29 +83,23 @@ def ode(
         batches are ranked against each other, the tolerance has to be well below the spread of
         their log-ratios.
 
+    Arguments are those of :func:`trapezoid`, but for the steps.
+
     Arguments:
-        score: A function of `x` and of times with shape :math:`(B)`, to scores with shape
-            :math:`(B)`.
-        x: The inputs, with shape :math:`(B, *)`.
         rtol: The relative tolerance, above 0.
         atol: The absolute tolerance in nats, above 0.
-        t_min: The lower limit.
-        t_max: The upper limit.
         method: A method of :func:`scipy.integrate.solve_ivp`.
 
-    Returns:
-        The log-ratio, with shape :math:`(B)`, and the number of evaluations.
-
     Raises:
-        ValueError: If the limits are not increasing, or a tolerance is not positive and finite.
         RuntimeError: If the solver gives up, or a score is not finite.
     """
     # Imported here: training needs the rules, and no solver.
     from scipy.integrate import solve_ivp
 
-    _check_interval(t_min, t_max)
-    check_tolerance("rtol", rtol)
-    check_tolerance("atol", atol)
+    assert t_min < t_max, f"limits {t_min} and {t_max}, expected increasing"
+    # With any other no solver would end.
+    for tolerance in (rtol, atol):
+        assert 0 < tolerance < math.inf, f"tolerance {tolerance}, expected a positive number"
 
     def slope(t: float, _: np.ndarray) -> np.ndarray:
         s = score(x, x.new_full((len(x),), t)).cpu().double().numpy()
@@ -159,17 +120,6 @@ def ode(
     return Quadrature(log_ratio, int(solution.nfev))
 
 
-def check_tolerance(name: str, tolerance: float) -> None:
-    r"""Raises a :class:`ValueError` if a tolerance, with which no solver would end, is given.
-
-    Arguments:
-        name: The name of the argument.
-        tolerance: Its value.
-    """
-    if not 0 < tolerance < math.inf:
-        raise ValueError(f"'{name}' should be positive and finite, got {tolerance}.")
-
-
 def composite_rule(edges: np.ndarray, nodes: int) -> tuple[np.ndarray, np.ndarray]:
     r"""Returns the times and weights of Gauss-Legendre quadrature on each of several panels.
 
@@ -186,23 +136,5 @@ def composite_rule(edges: np.ndarray, nodes: int) -> tuple[np.ndarray, np.ndarra
     return times.ravel(), (half * weights).ravel()
 
 
-@torch.no_grad()
-def _weighted_sum(score: Score, x: Tensor, times: np.ndarray, weights: np.ndarray) -> Quadrature:
-    total = x.new_zeros(len(x), dtype=_at_least_single(x))
-    for t, weight in zip(times.tolist(), weights.tolist(), strict=True):
-        total = total + weight * score(x, x.new_full((len(x),), t))
-    return Quadrature(total, len(times))
-
-
 def _at_least_single(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
-
-
-def _check_count(name: str, count: int) -> None:
-    if count < 1:
-        raise ValueError(f"'{name}' should be at least 1, got {count}.")
-
-
-def _check_interval(t_min: float, t_max: float) -> None:
-    if not t_min < t_max:
-        raise ValueError(f"'t_min' should be below 't_max', got {t_min} and {t_max}.")

@@ -109,12 +109,8 @@ class VariancePreservingSchedule(Schedule):
 
     def __init__(self, rate_0: float = 0.1, rate_1: float = 20.0) -> None:
         super().__init__()
-
-        if not 0 < rate_0 <= rate_1 < math.inf:
-            raise ValueError(f"Expected 0 < 'rate_0' <= 'rate_1', got {rate_0} and {rate_1}.")
-
-        self.rate_0 = float(rate_0)
-        self.rate_1 = float(rate_1)
+        assert 0 < rate_0 <= rate_1 < math.inf, f"rates {rate_0}, {rate_1}, expected increasing"
+        self.rate_0, self.rate_1 = float(rate_0), float(rate_1)
 
     def forward(self, t: Tensor) -> ScheduleRates:  # noqa: D102
         slope = self.rate_1 - self.rate_0
@@ -122,10 +118,6 @@ class VariancePreservingSchedule(Schedule):
         rate = (self.rate_0 + slope * t) / 2
         alpha, beta = torch.exp(log_alpha), torch.sqrt(-torch.expm1(2 * log_alpha))
         return ScheduleRates(alpha, beta, -rate * alpha, rate * alpha**2 / beta)
-
-    def extra_repr(self) -> str:
-        r"""Returns the rates, for `repr`."""
-        return f"rate_0={self.rate_0}, rate_1={self.rate_1}"
 
 
 class FollmerSchedule(Schedule):
@@ -189,14 +181,9 @@ class KumaraswamySchedule(Schedule):
 
     def __init__(self, components: int = 5, kind: str = "affine") -> None:
         super().__init__()
-
-        if components < 1:
-            raise ValueError(f"'components' should be at least 1, got {components}.")
-        if kind not in KINDS:
-            raise ValueError(f"'kind' should be one of {KINDS}, got {kind!r}.")
-
-        self.kind = kind
-        self.components = components
+        assert components >= 1, f"{components} components, expected at least 1"
+        assert kind in KINDS, f"kind is {kind!r}, expected one of {KINDS}"
+        self.kind, self.components = kind, components
         self.order = 1 if kind == "affine" else 2
 
         # Shapes must differ from the start: equal components would receive equal gradients.
@@ -244,10 +231,6 @@ class KumaraswamySchedule(Schedule):
         # F = t^m G
         root = torch.sqrt((power + (rest * lift * cdf).sum(dim=-1)) * (1 + alpha))
         return ScheduleRates(alpha, t * root, d_alpha, alpha * g / root)
-
-    def extra_repr(self) -> str:
-        r"""Returns the options, for `repr`."""
-        return f"components={self.components}, kind={self.kind!r}"
 
 
 def _vanishing_power(s: Tensor, exponent: Tensor) -> Tensor:

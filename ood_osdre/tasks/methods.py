@@ -34,18 +34,16 @@ from ..objectives import (
     PathDifference,
     Ratio,
     Term,
+    TimeConditionedConditionalMatching,
+    TimeConditionedScoreMatching,
     TimeScoreMatching,
 )
 from ..objectives.endpoint import EndTerm, capped_exp
-from ..objectives.time_conditioned import (
-    TimeConditionedConditionalMatching,
-    TimeConditionedScoreMatching,
-)
 from ..options import Count, Natural, Positive, Weight
 from ..options import Options as _Options
 from ..paths.gaussian import GaussianPath, Moments
 from ..paths.noises import DDBINoise
-from ..paths.weights import InverseVarianceWeight
+from ..paths.times import InverseVarianceWeight
 from ..training.distributed import find_device
 from .features import OrthonormalBasis, QuadraticFeatures, TimeConditionedFeatures
 
@@ -180,7 +178,7 @@ class Method:
 
     label: str
     model: Callable[[Context], RatioModel]
-    objective: Callable[[Context], nn.Module]
+    objective: Callable[[Context], Objective]
     kernel: bool = False
     solver: bool = False
     bound: Bound = "mean"
@@ -257,7 +255,7 @@ def build_backbone(context: Context) -> tuple[nn.Module, int]:
     return quadratic, quadratic.features
 
 
-def _single(make: Callable[[Context], Term]) -> Callable[[Context], nn.Module]:
+def _single(make: Callable[[Context], Term]) -> Callable[[Context], Objective]:
     return lambda context: Objective({"loss": (1.0, make(context))})
 
 
@@ -270,7 +268,7 @@ def _direct(label: str, loss: str, bound: Bound = "mean") -> Method:
     return Method(label, direct, make, bound=bound)
 
 
-def _d3re(context: Context) -> nn.Module:
+def _d3re(context: Context) -> Term:
     # A bridge of the data's own scale: with a thin one the target's noise drowns the rest.
     path = GaussianPath(context.path.schedule, DDBINoise(*D3RE_NOISE))
     weight = InverseVarianceWeight(path, context.moments)
@@ -287,9 +285,12 @@ METHODS: dict[str, Method] = {
     ),
     "os-dre-logistic": _one_step("OS-DRE (logistic)", lambda c: EndPointLoss(c.path)),
     "dre-inf": Method(
-        "DRE-∞", time_conditioned, lambda c: TimeConditionedScoreMatching(c.path), solver=True
+        "DRE-∞",
+        time_conditioned,
+        _single(lambda c: TimeConditionedScoreMatching(c.path)),
+        solver=True,
     ),
-    "d3re": Method("D³RE", time_conditioned, _d3re, solver=True),
+    "d3re": Method("D³RE", time_conditioned, _single(_d3re), solver=True),
     "logistic": _direct("Logistic", "logistic"),
     "kliep": _direct("KLIEP", "kliep"),
     "lsif": _direct("LSIF", "lsif"),

@@ -1,10 +1,10 @@
-r"""Training batches, as a pure function of the seed and the step.
+r"""Training batches, each a function of the seed and the step alone.
 
 Nothing is carried from one step to the next: the shuffles, augmentations, times and noise of step
-:math:`n` come from generators seeded by the seed and :math:`n` alone. A resumed run therefore
-sees exactly the batches of an uninterrupted one.
+:math:`n` come from generators seeded by the seed and :math:`n`. A resumed run therefore sees
+exactly the batches of an uninterrupted one.
 
-Every kind of batches is a :class:`Batches`: it yields pairs of reference and ID points, and the base
+Every kind of batches is a :class:`Batches`: it gives pairs of reference and ID points, and the base
 class adds times and noise. Images stay on the device as uint8 arrays; gathering, flips, crops and
 normalisation happen there, on the batch.
 """
@@ -43,7 +43,7 @@ from ..sections import DataConfig
 class Stream(enum.Enum):
     r"""What randomness is for: the kind of run that uses it, and its number in the seed.
 
-    Streams of one run never coincide. Kinds of runs that share a number never meet.
+    Streams of one kind of run have different numbers, also from those of `any` kind.
     """
 
     BATCH = "any", 0
@@ -58,20 +58,11 @@ class Stream(enum.Enum):
     TEST = "tasks", 100
 
 
-def step_generator(
-    seed: int, stream: Stream, step: int, device: torch.device | str
-) -> torch.Generator:
-    r"""Returns a generator that depends on the seed, the stream and the step alone.
-
-    Arguments:
-        seed: The seed of the run.
-        stream: What the randomness is for.
-        step: The step, or epoch.
-        device: The device of the generator.
-    """
+def step_generator(seed: int, stream: Stream, step: int, device: torch.device | str) -> Generator:
+    r"""Returns a generator on a device that depends on seed, stream and step (or epoch) alone."""
     mixed = np.random.SeedSequence([seed, stream.value[1], step]).generate_state(2, np.uint32)
     # 63 bits of the 64: PyTorch takes seeds for signed integers.
-    return torch.Generator(device).manual_seed(int(mixed[0]) << 31 | int(mixed[1]) >> 1)
+    return Generator(device).manual_seed(int(mixed[0]) << 31 | int(mixed[1]) >> 1)
 
 
 class Pairs(NamedTuple):
@@ -97,21 +88,19 @@ class Batches(abc.ABC):
         device: The device of the batches.
 
     Attributes:
-        times: The distribution of training times, which :func:`ood_osdre.training.fit.assemble` sets.
+        times: The distribution of training times. This and the next are set by
+            :func:`ood_osdre.training.fit.assemble`.
+        needs_probe: Whether the objective looks at the batch's `probe`.
     """
 
     def __init__(self, batch_size: int, seed: int, device: torch.device | str) -> None:
         self.batch_size, self.seed, self.device = batch_size, seed, torch.device(device)
         self.times: Times = UniformTimes()
+        self.needs_probe = False
 
     @abc.abstractmethod
     def pairs(self, step: int, generator: Generator) -> Pairs:
-        r"""Returns the pairs of a step.
-
-        Arguments:
-            step: The step.
-            generator: The step's source of randomness, on the device.
-        """
+        r"""Returns the pairs of a step, given its source of randomness, on the device."""
 
     @abc.abstractmethod
     def moments(self) -> Moments:
@@ -120,19 +109,17 @@ class Batches(abc.ABC):
     def __call__(self, step: int) -> Batch:
         r"""Returns the batch of a step."""
         generator = step_generator(self.seed, Stream.BATCH, step, self.device)
-        return self.completed(self.pairs(step, generator), generator)
+        batch = self.completed(self.pairs(step, generator), generator)
+        if self.needs_probe and batch.probe is None:
+            own = step_generator(self.seed, Stream.PROBE, step, self.device)
+            batch = batch._replace(probe=_normal_like(batch.noise, own))
+        return batch
 
     def completed(self, pairs: Pairs, generator: Generator) -> Batch:
-        r"""Returns pairs with times and noise.
-
-        Arguments:
-            pairs: The pairs.
-            generator: The source of randomness.
-        """
+        r"""Returns pairs with times and noise from a source of randomness."""
         x_0, x_1, label = pairs
         t = self.times.sample(len(x_1), generator)
-        noise = torch.randn(x_1.shape, generator=generator, device=x_1.device, dtype=x_1.dtype)
-        return Batch(x_0, x_1, t, noise, label)
+        return Batch(x_0, x_1, t, _normal_like(x_1, generator), label)
 
 
 class ImageBatches(Batches):
@@ -180,7 +167,7 @@ class ImageBatches(Batches):
         return Moments.of(*(self.preprocess.sample(s.images) for s in self._ends))
 
     def pairs(self, step: int, generator: Generator) -> Pairs:
-        r"""Returns the images of a step, with shape :math:`(B, C, H, W)`."""
+        r"""Returns the images of a step, each with shape :math:`(B, C, H, W)`."""
         chosen = self._indices(step, Stream.SHUFFLE_ID, len(self.id_images))
         x_1 = self._augmented(self.id_images, chosen, generator)
         other = self._indices(step, Stream.SHUFFLE_REFERENCE, len(self.reference_images))
@@ -191,10 +178,8 @@ class ImageBatches(Batches):
         return Pairs(normalise(x_0), normalise(x_1), self.id_labels[chosen])
 
     def _augmented(self, images: Tensor, chosen: Tensor, generator: Generator) -> Tensor:
-        options = self.options
-        return self.preprocess.pixels(
-            flip_crop(images, chosen, options.flip, options.crop, generator)
-        )
+        flip, crop = self.options.flip, self.options.crop
+        return self.preprocess.pixels(flip_crop(images, chosen, flip, crop, generator))
 
     def _indices(self, step: int, stream: Stream, total: int) -> Tensor:
         r"""Returns the images of a step: epochs without replacement, end to end."""
@@ -250,7 +235,7 @@ class VectorBatches(Batches):
         return Moments.of(*(x[:: max(1, len(x) // self._limit)] for x in ends))
 
     def pairs(self, step: int, generator: Generator) -> Pairs:
-        r"""Returns the vectors of a step, with shape :math:`(B, d)`."""
+        r"""Returns the vectors of a step, each with shape :math:`(B, d)`."""
         chosen, other = (
             torch.randint(len(x), (self.batch_size,), generator=generator, device=self.device)
             for x in (self.id_train, self.reference)
@@ -266,9 +251,6 @@ def vary_reference(x_0: Tensor, x_1: Tensor, options: DataConfig, random: Random
         x_1: The ID images of the batch, with shape :math:`(B, C, H, W)`.
         options: The shares, `broaden` and `mixture`.
         random: The sources of randomness.
-
-    Returns:
-        The reference images, with shape :math:`(B, C, H, W)`.
     """
     broadened = round(options.broaden * len(x_0))
     if broadened:
@@ -278,6 +260,10 @@ def vary_reference(x_0: Tensor, x_1: Tensor, options: DataConfig, random: Random
         # Rolled, so that no ID image stands in both halves of one pair.
         x_0 = torch.cat([x_0[:-mixed], x_1.roll(1, dims=0)[-mixed:]])
     return x_0
+
+
+def _normal_like(x: Tensor, generator: Generator) -> Tensor:
+    return torch.randn(x.shape, generator=generator, device=x.device, dtype=x.dtype)
 
 
 def _limited(images: ImageSet, limit: int | None, seed: int) -> ImageSet:
@@ -298,7 +284,7 @@ def broadened(
 
     Arguments:
         batches: Preprocessed images, each batch with shape :math:`(B, 3, H, W)`.
-        preprocess: The statistics by which they were normalised, and no more than that.
+        preprocess: The statistics by which they were normalised.
         share: The share of each batch, the first of its images.
         seed: The seed of the transforms.
 

@@ -42,16 +42,13 @@ def checkpoint_path(folder: Path, name: str) -> Path:
 def write_checkpoint(
     folder: Path, name: str, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]
 ) -> str:
-    r"""Writes a checkpoint, replacing an older one of the same name.
+    r"""Writes a checkpoint, replacing an older one of the same name, and returns its SHA-256.
 
     Arguments:
         folder: The folder, created if needed.
         name: The name of the checkpoint.
         tensors: The tensors by name.
         metadata: What goes into the header, in types that JSON has.
-
-    Returns:
-        The checkpoint's SHA-256.
 
     Raises:
         UserError: If the folder has a file of that name that is no checkpoint, or it cannot be
@@ -67,9 +64,8 @@ def write_checkpoint(
     # Cloned, as storage that is shared cannot be written.
     content = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
     digest = _digest(content, text)
-    header = {"format": FORMAT, "sha256": digest, "metadata": text}
     with atomic_path(path) as temporary:
-        save_file(content, temporary, header)
+        save_file(content, temporary, {"format": FORMAT, "sha256": digest, "metadata": text})
     sweep(folder)
     return digest
 
@@ -92,45 +88,45 @@ def read_checkpoint(folder: Path, name: str) -> tuple[dict[str, Tensor], dict[st
         seeds = sorted(folder.glob(f"seed-*/{path.name}"))
         hint = f"; {seeds[0].parent} holds one" if seeds else ""
         raise UserError(f"{folder}: no checkpoint here, expected a file {path.name}{hint}.")
+    problem = ""
     try:
         with safe_open(path, "pt") as file:
             header = file.metadata() or {}
-            if header.get("format") != FORMAT:
-                raise UserError(f"{path}: not a checkpoint of this version, expected {FORMAT!r}.")
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
-        raise UserError(f"{path}: truncated, or no checkpoint ({one_line(error, 80)}).") from None
-    text = header.get("metadata", "")
-    if _digest(tensors, text) != header.get("sha256"):
-        raise UserError(f"{path}: changed, its SHA-256 is not the one it was written with.")
-    return tensors, json.loads(text), header["sha256"]
+        problem = f"truncated, or no checkpoint ({one_line(error, 80)})"
+    else:
+        text, digest = header.get("metadata", ""), header.get("sha256", "")
+        if header.get("format") != FORMAT:
+            problem = f"not a checkpoint of this version, expected {FORMAT!r}"
+        elif _digest(tensors, text) != digest:
+            problem = "changed, its SHA-256 is not the one it was written with"
+    if problem:
+        raise UserError(f"{path}: {problem}.")
+    return tensors, json.loads(text), digest
 
 
 def restore(module: nn.Module, tensors: Mapping[str, Tensor], source: Path) -> None:
-    r"""Loads tensors into a module, refusing those of another architecture in one line.
+    r"""Loads tensors into a module.
 
     Arguments:
         module: The module.
         tensors: The tensors of its state, by name.
         source: The file to name in messages.
+
+    Raises:
+        UserError: If the tensors are those of another architecture, or not finite.
     """
-    own = module.state_dict()
-    wrong = [
-        f"{key} {_shape(tensors.get(key))}, expected {_shape(own.get(key))}"
-        for key in sorted(own.keys() | tensors.keys())
-        if _shape(tensors.get(key)) != _shape(own.get(key))
-    ]
-    if wrong:
-        raise UserError(
-            f"{source}: a checkpoint of another architecture: {wrong[0]} "
-            f"({len(wrong)} of {len(own)} tensors differ)."
-        )
-    bad = [k for k, v in tensors.items() if v.is_floating_point() and not v.isfinite().all()]
-    if bad:
-        raise UserError(
-            f"{source}: {bad[0]} holds NaN or infinity ({len(bad)} of {len(own)} tensors do), "
-            "expected finite weights."
-        )
+    own, problems = module.state_dict(), []
+    for key in sorted(own.keys() | tensors.keys()):
+        found, expected = _shape(tensors.get(key)), _shape(own.get(key))
+        if found != expected:
+            problems.append(f"of another architecture: {key} {found}, expected {expected}")
+        elif tensors[key].is_floating_point() and not tensors[key].isfinite().all():
+            problems.append(f"{key} holds NaN or infinity, expected finite weights")
+    if problems:
+        more = f"{len(problems)} of {len(own)} tensors are wrong"
+        raise UserError(f"{source}: {problems[0]} ({more}).")
     module.load_state_dict(dict(tensors))
 
 
@@ -159,32 +155,18 @@ def unpack_state(
     optimizer: torch.optim.Optimizer,
     source: Path,
 ) -> None:
-    r"""Puts tensors back into modules and their optimiser.
-
-    Arguments:
-        tensors: The tensors of :func:`pack_state`.
-        modules: The modules by name.
-        optimizer: The optimiser.
-        source: The file to name in messages.
-
-    Raises:
-        UserError: If the tensors are those of another architecture.
-    """
+    r"""Puts the tensors of :func:`pack_state` back into modules and optimiser, as :func:`restore`."""
     for part, module in modules.items():
         prefix = f"{part}."
         own = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
         restore(module, own, source)
     state: dict[int, dict[str, Tensor]] = {}
-    try:
-        for key, value in tensors.items():
-            if key.startswith("optimizer."):
-                _, index, name = key.split(".")
-                state.setdefault(int(index), {})[name] = value
-        groups = optimizer.state_dict()["param_groups"]
-        optimizer.load_state_dict({"state": state, "param_groups": groups})
-    except (ValueError, KeyError) as error:
-        reason = one_line(error, 80)
-        raise UserError(f"{source}: the optimiser's tensors are not its own ({reason}).") from None
+    for key, value in tensors.items():
+        if key.startswith("optimizer."):
+            _, index, name = key.split(".")
+            state.setdefault(int(index), {})[name] = value
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
 def _digest(tensors: Mapping[str, Tensor], text: str) -> str:
@@ -197,6 +179,7 @@ def _digest(tensors: Mapping[str, Tensor], text: str) -> str:
 
 
 def _header(path: Path) -> dict[str, str]:
+    r"""Returns the header of a safetensors file; empty for any other file."""
     try:
         with safe_open(path, "pt") as file:
             return file.metadata() or {}

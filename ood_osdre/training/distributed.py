@@ -1,4 +1,4 @@
-r"""Training and scoring on several processes, as `torchrun` starts them.
+r"""Devices, and training and scoring on several processes, as `torchrun` starts them.
 
 Every process draws the same batch, a function of the seed and the step, and trains on its own
 rows; PyTorch's `DistributedDataParallel` averages the gradients. The batches therefore do not
@@ -9,8 +9,6 @@ InfoNCE, whose negatives are the process's own.
 
 Sets are scored in shares without overlap or loss, and every process gets all the scores. The first
 process alone writes files.
-
-Which device to compute on.
 """
 
 __all__ = [
@@ -44,13 +42,10 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 def join(device: torch.device) -> torch.device:
-    r"""Joins the processes that `torchrun` started, if it did.
+    r"""Joins the processes that `torchrun` started, if it did, and returns this one's device.
 
     Arguments:
         device: The device asked for; a CUDA device becomes the process's own.
-
-    Returns:
-        The device of this process.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or dist.is_initialized():
         return device

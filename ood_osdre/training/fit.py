@@ -8,13 +8,11 @@ themselves.
 __all__ = ["Fit", "Recipe", "assemble", "fit"]
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
-
-from torch import nn
+from typing import Any, NamedTuple, TypeAlias
 
 from ..models.ratio import RatioModel
+from ..objectives import Objective
 from ..paths.gaussian import Moments
 from ..paths.times import Times
 from ..sections import TrainingConfig
@@ -23,11 +21,10 @@ from .trainer import Outcome, Trainer, Validate
 
 #: Builds the distribution of training times and the objective of a model, given the second moments
 #: of both ends.
-Recipe: TypeAlias = Callable[[Moments, RatioModel], tuple[Times, nn.Module]]
+Recipe: TypeAlias = Callable[[Moments, RatioModel], tuple[Times, Objective]]
 
 
-@dataclass(frozen=True)
-class Fit:
+class Fit(NamedTuple):
     r"""A fitted model.
 
     Attributes:
@@ -52,20 +49,16 @@ def assemble(
 ) -> Trainer:
     r"""Returns the training loop of a model.
 
+    Arguments are those of :class:`~ood_osdre.training.trainer.Trainer`, but:
+
     Arguments:
-        model: The untrained model, on the device to train on.
         objective: Builds the times and the objective, given the moments of the batches.
-        batches: The batches, whose times are set.
-        options: Steps, optimiser, averaging and precision.
-        validate: A function from the averaged model to named numbers.
-        select: The number whose largest value selects the step that is kept; None keeps the last.
-        folder: The folder of checkpoints and log; None writes nothing.
-        metadata: What is stored with the selected model, to rebuild it.
+        batches: The batches, which get the times.
     """
     batches.times, loss = objective(batches.moments(), model)
-    return Trainer(
-        model, loss.to(batches.device), batches, options, validate, select, folder, metadata
-    )
+    batches.needs_probe = loss.needs_probe
+    loss = loss.to(batches.device)
+    return Trainer(model, loss, batches, options, validate, select, folder, metadata)
 
 
 def fit(
@@ -84,15 +77,9 @@ def fit(
 ) -> Fit:
     r"""Trains a model to the last step, or until the time budget or a signal stops it.
 
+    Arguments are those of :func:`assemble`, and:
+
     Arguments:
-        model: As for :func:`assemble`, as are the following.
-        objective: Builds the times and the objective.
-        batches: The batches.
-        options: Steps, optimiser, averaging and precision.
-        validate: A function from the averaged model to named numbers.
-        select: The number that selects the step that is kept; None keeps the last.
-        folder: The folder of checkpoints and log.
-        metadata: What is stored with the selected model.
         time_budget: The number of seconds after which to save and stop.
         resume: Whether to go on from the folder's checkpoint, if there is one.
         progress: Whether to show a progress bar.

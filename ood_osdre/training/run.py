@@ -1,6 +1,6 @@
 r"""A run's folder while it is written: one run a folder, its log, and signals that ask it to stop.
 
-Nothing here imports torch: a folder that is taken is refused at once.
+Nothing here imports torch, so a folder that is taken is refused at once.
 """
 
 __all__ = [
@@ -8,8 +8,8 @@ __all__ = [
     "RESULTS",
     "RunLog",
     "caught_signals",
-    "claimed",
     "holds",
+    "locked",
     "refuse_existing",
 ]
 
@@ -37,28 +37,27 @@ log = logging.getLogger(__name__)
 
 
 @contextmanager
-def claimed(folder: Path, option: str = "") -> Iterator[None]:
-    r"""Holds a folder, created if needed, against other runs while the block lasts.
+def locked(folder: Path, option: str = "") -> Iterator[None]:
+    r"""Locks a folder, created if needed, against other runs while the block lasts.
 
-    The system ends the claim with the process, however that ends.
+    The system ends the lock with the process, however that ends.
 
     Arguments:
         folder: The folder.
         option: What to put before the folder in messages, the name of an option.
 
     Raises:
-        UserError: If another run holds the folder, or it cannot be written.
+        UserError: If another run has locked the folder, or it cannot be written.
     """
-    where = f"{option} {folder}".strip()
     lock = FileLock(folder / LOCK)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=0)
-    except Timeout:
-        raise UserError(f"{where}: another run is writing here.") from None
     except (OSError, ValueError) as error:  # the second of a null character
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(f"{where!r}: cannot be written: {reason}") from None
+        reason = f"cannot be written: {getattr(error, 'strerror', None) or error}"
+        if isinstance(error, Timeout):
+            reason = "another run is writing here"
+        raise UserError(f"{f'{option} {folder}'.strip()!r}: {reason}.") from None
     try:
         yield
     finally:
@@ -71,7 +70,7 @@ def holds(folder: Path, *names: str) -> bool:
 
 
 def refuse_existing(out: Path, folders: Mapping[int, Path], resume: bool) -> None:
-    r"""Raises an error if results would be written over others.
+    r"""Raises a :class:`UserError` if results would be written over others.
 
     Arguments:
         out: The folder of all seeds.
@@ -80,20 +79,19 @@ def refuse_existing(out: Path, folders: Mapping[int, Path], resume: bool) -> Non
     """
     several = len(folders) > 1
     others = [out] if several else sorted(out.glob("seed-*") if os.path.isdir(out) else ())
-    if found := [f for f in others if holds(f, STATE)]:
-        expected = "one seed's" if several else "several seeds'"
-        raise UserError(f"{found[0]}: holds {expected} run; choose another --out.")
+    expected = "one seed's" if several else "several seeds'"
+    found = [f"{f}: holds {expected} run" for f in others if holds(f, STATE)]
     for folder in folders.values():
         if not resume and holds(folder, *RESULTS):
-            raise UserError(
-                f"{folder}: holds a run already; go on with --resume or choose another --out."
-            )
+            found.append(f"{folder}: holds a run already; go on with --resume")
         if resume and holds(folder, RECORD) and not holds(folder, STATE):
-            raise UserError(f"{folder}: holds an evaluation, no training; choose another --out.")
+            found.append(f"{folder}: holds an evaluation, no training")
+    if found:
+        raise UserError(f"{found[0]}, or choose another --out.")
 
 
 class RunLog:
-    r"""The log of a run, `log.jsonl`, one JSON object a line.
+    r"""The log of a run, `log.jsonl`, one JSON object a line, each time written whole.
 
     Arguments:
         folder: The folder of the run.
@@ -101,6 +99,7 @@ class RunLog:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / LOG
+        self.lines: list[str] = []
 
     def start(self, step: int) -> None:
         r"""Drops what a run that was interrupted logged after its last checkpoint.
@@ -109,23 +108,16 @@ class RunLog:
             step: The step of the checkpoint, 0 without one.
         """
         text = self.path.read_text(errors="replace") if self.path.is_file() else ""
-        kept = [line for line in text.splitlines() if _step_of(line) <= step]
-        write_text_atomic(self.path, "".join(f"{line}\n" for line in kept))
+        self.lines = [line for line in text.splitlines() if _step_of(line) <= step]
+        self._save()
 
     def write(self, entry: Mapping[str, float]) -> None:
-        r"""Appends an entry.
+        r"""Appends an entry: named numbers, the step among them."""
+        self.lines.append(json.dumps(entry))
+        self._save()
 
-        Arguments:
-            entry: Named numbers, the step among them.
-
-        Raises:
-            UserError: If the file cannot be written.
-        """
-        try:
-            with self.path.open("a") as file:
-                file.write(json.dumps(entry) + "\n")
-        except OSError as error:
-            raise UserError(f"{self.path}: cannot be written: {error.strerror}.") from None
+    def _save(self) -> None:
+        write_text_atomic(self.path, "".join(f"{line}\n" for line in self.lines))
 
 
 @contextmanager
@@ -156,7 +148,7 @@ def caught_signals() -> Iterator[list[int]]:
 
 
 def _step_of(line: str) -> float:
-    r"""Returns the step of a line; infinity for a line that was cut short."""
+    r"""Returns the step of a line; infinity for a line that was damaged."""
     try:
         return float(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError, RecursionError):

@@ -1,14 +1,14 @@
 r"""The one training loop, for the command, the plugin and the tasks.
 
 The loop knows neither images nor files of data: it is given `batches`, a function from the step
-to a :class:`Batch`, and `validate`, a function from a ratio to named numbers. As a batch depends on
+to a :class:`Batch`, and `validate`, a function from a model to named numbers. As a batch depends on
 its step alone, the state of a run is its weights, the optimiser and the step, and a resumed run
 ends with the same weights as an uninterrupted one (bit for bit on a CPU).
 
 Every length is in steps: warm-up, cosine decay, validation and checkpoint. A time budget only
 stops a run, which can then be resumed; it never changes the schedule.
 
-The ratio that is validated, kept and deployed has exponentially averaged weights, its basis
+The model that is validated, kept and deployed has exponentially averaged weights, its basis
 included, so that its :math:`\bar g` belongs to the averaged shapes.
 """
 
@@ -33,8 +33,6 @@ from ..models.ratio import RatioModel
 from ..objectives import Batch
 from ..sections import TrainingConfig
 from . import checkpoint, distributed
-from .batches import Stream, step_generator
-from .checkpoint import pack_state, unpack_state
 from .optimisation import adamw, autocast_dtype, average_into, learning_rate_factor
 from .run import RunLog, caught_signals
 
@@ -69,18 +67,22 @@ class Outcome:
 
 
 class Trainer:
-    r"""Trains a ratio.
+    r"""Trains a model.
 
     Arguments:
-        ratio: The ratio, whose parameters also say the device.
-        objective: The objective.
+        ratio: The untrained model, on the device to train on.
+        objective: A module from the model and a batch to the losses of terms and their `total`.
         batches: A function from the step to a batch.
         options: Steps, optimiser, averaging and precision.
-        validate: A function from the averaged ratio to named numbers.
-        select: The name of the number whose largest value selects the step that is kept; None
-            keeps the last.
+        validate: A function from the averaged model to named numbers.
+        select: The number whose largest value selects the step that is kept; None keeps the last.
         folder: The folder of checkpoints and `log.jsonl`; None writes nothing.
         metadata: What is stored with the selected model, to rebuild it.
+
+    Attributes:
+        averaged: The model with averaged weights.
+        kept: The averaged model of the selected step.
+        outcome: How far the run came.
     """
 
     def __init__(
@@ -115,29 +117,21 @@ class Trainer:
         if options.compile:
             together = torch.compile(together)  # type: ignore[assignment]
         self.loss = distributed.parallel(together, self.device)
-        if options.batch_size % distributed.world_size():
+        if options.batch_size % (processes := distributed.world_size()):
             raise UserError(
                 f"training.batch_size: got {options.batch_size}, expected a multiple of the "
-                f"{distributed.world_size()} processes."
+                f"{processes} processes."
             )
         self.outcome = Outcome()
         self._began = 0, time.monotonic()
 
     def step(self, batch: Batch) -> dict[str, Tensor]:
-        r"""Takes one optimiser step.
-
-        Arguments:
-            batch: The batch.
-
-        Returns:
-            The mean loss of each term and of their `total`, detached, on the device.
-        """
+        r"""Takes one optimiser step and returns the mean losses, detached, on the device."""
         options, step = self.options, self.outcome.step
         for group in self.optimizer.param_groups:
             group["lr"] = group["peak"] * learning_rate_factor(step, options)
         self.ratio.train()
         rows = distributed.share(len(batch.t))
-        batch = self._with_probe(batch)
         batch = Batch(*(None if x is None else x[rows] for x in batch))  # type: ignore[arg-type]
         with self.autocast:
             losses = {k: v.mean() for k, v in self.loss(batch).items()}
@@ -156,15 +150,6 @@ class Trainer:
         self.outcome.step += 1
         return {k: v.detach() for k, v in losses.items()}
 
-    def _with_probe(self, batch: Batch) -> Batch:
-        r"""Adds the directions that sliced terms look along, if no batch brought them."""
-        if batch.probe is not None or not getattr(self.objective, "needs_probe", False):
-            return batch
-        like = batch.noise
-        generator = step_generator(self.options.seed, Stream.PROBE, self.outcome.step, like.device)
-        probe = torch.randn(like.shape, generator=generator, device=like.device, dtype=like.dtype)
-        return batch._replace(probe=probe)
-
     def run(
         self, time_budget: float | None = None, progress: bool = True, resume: bool = False
     ) -> Outcome:
@@ -174,9 +159,6 @@ class Trainer:
             time_budget: The number of seconds after which to save and stop.
             progress: Whether to show a progress bar.
             resume: Whether to go on from the folder's checkpoint, if there is one.
-
-        Returns:
-            The outcome. If it is finished, `kept` is the selected ratio.
 
         Raises:
             UserError: If the loss is not finite. The last checkpoint stays as it was.
@@ -188,9 +170,7 @@ class Trainer:
         started, before = time.monotonic(), self.outcome.seconds
         self._began = self.outcome.step, started
         options, out, look = self.options, self.outcome, 0
-        bar = tqdm(
-            total=options.steps, initial=out.step, disable=not progress, unit="step", leave=True
-        )
+        bar = tqdm(total=options.steps, initial=out.step, disable=not progress, unit="step")
         with caught_signals() as received, bar:
             while out.step < options.steps:
                 losses = self.step(self.batches(out.step))
@@ -234,17 +214,14 @@ class Trainer:
         first, started = self._began
         elapsed = max(time.monotonic() - started, 1e-9)
         images = 2 * self.options.batch_size * (out.step - first) / elapsed
-        entry = {
-            "step": out.step,
-            "seconds": round(out.seconds, 3),
-            "images_per_second": round(images, 1),
-        }
+        now = {"step": out.step, "seconds": round(out.seconds, 3)}
+        entry = now | {"images_per_second": round(images, 1)}
         entry |= {f"loss_{name}": float(value) for name, value in losses.items()}
         if validate and self.validate is not None:
             self.averaged.eval()
             numbers = {k: float(v) for k, v in self.validate(self.averaged).items()}
             entry |= numbers
-            self._keep({"step": out.step, "seconds": round(out.seconds, 3), **numbers})
+            self._keep(now | numbers)
         bar.set_postfix(
             loss=f"{entry['loss_total']:.3f}",
             img_s=f"{images:.0f}",
@@ -254,7 +231,7 @@ class Trainer:
             self.log.write(entry)
 
     def _keep(self, numbers: dict[str, float]) -> None:
-        r"""Records a validation and keeps the averaged ratio if it is the best so far."""
+        r"""Records a validation and keeps the averaged model if it is the best so far."""
         out = self.outcome
         out.history.append(numbers)
         if self.select is None:
@@ -287,13 +264,9 @@ class Trainer:
     def _save(self) -> None:
         if self.output is None:
             return
-        out = self.outcome
-        metadata = {
-            **{key: getattr(out, key) for key in PROGRESS},
-            "scaler": self.scaler.state_dict(),
-            "run": self.metadata,
-        }
-        tensors = pack_state(self._modules(), self.optimizer)
+        metadata = {key: getattr(self.outcome, key) for key in PROGRESS}
+        metadata |= {"scaler": self.scaler.state_dict(), "run": self.metadata}
+        tensors = checkpoint.pack_state(self._modules(), self.optimizer)
         checkpoint.write_checkpoint(self.output, checkpoint.STATE, tensors, metadata)
 
     def _resume(self) -> None:
@@ -303,15 +276,14 @@ class Trainer:
         if not source.is_file():
             return
         tensors, metadata, _ = checkpoint.read_checkpoint(self.folder, checkpoint.STATE)
-        if missing := {"run", "scaler", *PROGRESS} - metadata.keys():
-            raise UserError(f"{source}: {min(missing)} is missing, expected the state of a run.")
-        if metadata["run"] != json.loads(json.dumps(self.metadata)):
+        # A model's own checkpoint has no run.
+        if metadata.get("run") != json.loads(json.dumps(self.metadata)):
             raise UserError(
-                f"{source}: written by a run with another configuration or other data, "
-                "cannot be resumed by this one."
+                f"{source}: not the state of a run with this configuration and data, cannot be "
+                "resumed; choose another folder."
             )
         self.kept = copy.deepcopy(self.averaged)
-        unpack_state(tensors, self._modules(), self.optimizer, source)
+        checkpoint.unpack_state(tensors, self._modules(), self.optimizer, source)
         self.scaler.load_state_dict(metadata["scaler"])
         self.outcome = Outcome(**{key: metadata[key] for key in PROGRESS})
 

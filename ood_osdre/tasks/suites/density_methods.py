@@ -153,12 +153,12 @@ def _time_conditioned(context: Context) -> RatioModel:
     return TimeConditionedRatio(network, o.evaluations, context.path.t_range)
 
 
-def _wide_likelihood(context: Context) -> nn.Module:
+def _wide_likelihood(context: Context) -> Objective:
     sigma = math.sqrt(max(WIDENING * context.moments.square_1 / context.dim, 1.0))
     return likelihood(context, isotropic(context.dim, sigma))
 
 
-def likelihood(context: Context, proposal: GaussianMixture) -> nn.Module:
+def likelihood(context: Context, proposal: GaussianMixture) -> Objective:
     r"""Builds the objective of the normalised likelihood.
 
     Arguments:
