@@ -51,15 +51,15 @@ class GaussianProblem:
         breaks: Sequence[float] = (),
         probe: bool = False,
     ) -> tuple[Batch, Tensor]:
-        r"""Returns all nodes of a rule over (t, x_0, x_1, z), as one draw, and their weights."""
+        r"""Returns all nodes of a rule over (t, x_0, x_1, z), as one batch, and their weights."""
         t, w_t = legendre([times.low, *breaks, times.high], size)
         w_t = w_t * times.density(t)
         u, w = _hermite(nodes, (3 + probe) * self.dim)
 
         t, w = t.repeat_interleave(len(u)), torch.outer(w_t, w).flatten()
         parts = u.repeat(len(w_t), 1).split(self.dim, dim=1)
-        draw = Batch(parts[0], self.mean + self.std * parts[1], t, parts[2])
-        return (draw._replace(probe=parts[3]) if probe else draw), w
+        batch = Batch(parts[0], self.mean + self.std * parts[1], t, parts[2])
+        return (batch._replace(probe=parts[3]) if probe else batch), w
 
     def ends(self, nodes: int = 48) -> tuple[Batch, Tensor]:
         r"""Returns a fine rule over both ends with noise, for dim = 1. Times are idle."""
@@ -83,7 +83,7 @@ class ExactRatio(nn.Module):
         self.scale = scale
         self.theta = nn.Parameter(torch.zeros(3, 3))
 
-    def coefficients(self, x: Tensor) -> Coefficients:
+    def outputs(self, x: Tensor) -> Coefficients:
         return Coefficients(self.features(x))
 
     def score(self, h: Tensor, t: Tensor) -> Tensor:
@@ -94,7 +94,8 @@ class ExactRatio(nn.Module):
         d_powers = torch.stack([torch.zeros_like(t), torch.ones_like(t), 2 * t], dim=-1)
         return self._contract(h, self.scale * d_exact + d_powers @ self.theta.T)
 
-    def log_ratio_of(self, h: Tensor) -> Tensor:
+    def log_ratio_at(self, outputs: Coefficients) -> Tensor:
+        h = outputs.total
         exact = self.problem.log_ratio(h[:, 1:2], self.eps)
         return exact + h @ self.theta @ torch.tensor([1, 1 / 2, 1 / 3])
 
@@ -150,7 +151,7 @@ class QuadraticCells(nn.Module):
 def minimise(
     ratio: OneStepRatio,
     term: Term,
-    draw: Batch,
+    batch: Batch,
     weights: Tensor,
     steps: int = 1,
     ridge: float = 1e-12,
@@ -160,7 +161,7 @@ def minimise(
     params = [p for p in (*ratio.parameters(), *term.parameters()) if p.requires_grad]
 
     for _ in range(steps):
-        loss = weights @ objective(ratio, draw)["term"]
+        loss = weights @ objective(ratio, batch)["term"]
         grad = _flat(torch.autograd.grad(loss, params, create_graph=True))
         rows = [torch.autograd.grad(g, params, retain_graph=True) for g in grad]
         hessian = torch.stack([_flat(row) for row in rows])
@@ -171,9 +172,9 @@ def minimise(
                 p.sub_(s.view_as(p))
 
 
-def gradient(ratio: nn.Module, term: Term, draw: Batch, weights: Tensor) -> Tensor:
+def gradient(ratio: nn.Module, term: Term, batch: Batch, weights: Tensor) -> Tensor:
     r"""Returns the expected gradient with respect to the ratio's parameters."""
-    loss = weights @ Objective({"term": (1.0, term)})(ratio, draw)["term"]
+    loss = weights @ Objective({"term": (1.0, term)})(ratio, batch)["term"]
     return _flat(torch.autograd.grad(loss, list(ratio.parameters())))
 
 

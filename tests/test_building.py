@@ -1,40 +1,45 @@
-r"""Tests for the ood_osdre.models.build module: what a configuration offers is what is built."""
+r"""What a configuration offers is what is built: networks, paths, times and objectives."""
 
 from collections.abc import Iterable
 from typing import Any, get_args
 
 import pytest
 import torch
-from ood_osdre.conflicts import OPEN_SCHEDULES, STAGES, WIDTH_STEP
+from torch import Tensor
 
 from ood_osdre.config import Config, load_config
 from ood_osdre.errors import UserError
 from ood_osdre.models.bases import KERNELS
 from ood_osdre.models.build import build_ratio
-from ood_osdre.models.networks import MLP, NORMS, CoefficientNetwork, ResNetBackbone
-from ood_osdre.objectives import FORMS, LOSSES, Batch, JointScoreMatching, TimeScoreMatching
-from ood_osdre.objectives.build import (
-    NOISES,
-    SCHEDULES,
-    WEIGHTS,
-    build_decoder,
-    build_objective,
-    build_path,
-    build_times,
-    prepare_objective,
-)
-from ood_osdre.options import option_types
+from ood_osdre.models.networks import NORMS
+from ood_osdre.models.ratio import RatioModel
+from ood_osdre.objectives import FORMS, LOSSES, Batch, Objective, Times
+from ood_osdre.objectives.build import build_objective, prepare_objective
+from ood_osdre.options import Options
+from ood_osdre.paths.build import NOISES, SCHEDULES, WEIGHTS, build_path, build_times
 from ood_osdre.paths.gaussian import Moments
 from ood_osdre.resources import names
 from ood_osdre.sections import BasisConfig, NetworkConfig, ObjectiveConfig, PathConfig
-from ood_osdre.training.trainer import Trainer
 
 NETWORK = {"width": 0.125, "depths": [1, 1, 1, 1], "stem_stride": 2}
+MOMENTS = Moments(4, 4.0, 0.0, 8.0)
 
 
 @pytest.fixture(autouse=True)
 def float32() -> None:
     torch.set_default_dtype(torch.float32)
+
+
+def make(
+    shape: tuple[int, ...], classes: int = 0, **sections: object
+) -> tuple[RatioModel, Times, Objective, Batch]:
+    config = Config.from_mapping(sections)
+    features = None if len(shape) == 3 else shape[0]
+    ratio = build_ratio(config, classes, features=features)
+    x_0, x_1, noise, probe = torch.randn(4, 6, *shape)
+    times, objective = prepare_objective(config, Moments.of(x_0, x_1), ratio)
+    label = torch.arange(6) % max(classes, 1)
+    return ratio, times, objective, Batch(x_0, x_1, times.sample(6), noise, label, probe)
 
 
 @pytest.mark.parametrize(
@@ -50,29 +55,20 @@ def float32() -> None:
         (PathConfig, "schedule", SCHEDULES),
     ],
 )
-def test_choices_are_those_of_the_registers(
-    section: type, name: str, register: Iterable[str]
+def test_choices_are_what_can_be_built(
+    section: type[Options], name: str, register: Iterable[str]
 ) -> None:
-    assert set(get_args(option_types(section)[name])) == set(register)
-
-
-def test_facts_of_the_configuration_are_those_of_the_parts() -> None:
-    assert set(OPEN_SCHEDULES) == {name for name, make in SCHEDULES.items() if not make().closed}
-    ResNetBackbone(WIDTH_STEP, (1,) * STAGES)
-    with pytest.raises(ValueError, match="'width'"):
-        ResNetBackbone(1.5 * WIDTH_STEP)
+    assert set(get_args(section.model_fields[name].annotation)) == set(register)
 
 
 TERMS = [
-    {"endpoint": 1.0},
     {"endpoint": 1.0, "endpoint_loss": "lsif", "endpoint_clean": True, "shrinkage": 0.1},
     {"endpoint": 0.0, "conditional": 1.0, "conditional_form": "per_block"},
     {"endpoint": 0.0, "conditional": 1.0, "conditional_form": "antithetic"},
     {"endpoint": 0.0, "conditional": 1.0, "conditional_form": "antithetic_per_block"},
     {"endpoint": 0.0, "path_difference": 1.0, "weight": "noise_variance"},
-    {"endpoint": 0.0, "time_score": 1.0, "weight": "bridge"},
-    {"endpoint": 0.0, "path_difference": 1.0, "weight": "constant"},
     {"endpoint": 1.0, "time_score": 1.0, "weight": "bridge"},
+    {"endpoint": 0.0, "path_difference": 1.0, "weight": "constant"},
 ]
 
 
@@ -81,17 +77,10 @@ TERMS = [
 def test_every_configured_objective_gives_finite_losses_and_gradients(
     terms: dict[str, object], times: str
 ) -> None:
-    config = Config.from_mapping(
-        {"network": NETWORK, "objective": terms, "times": {"kind": times}}
+    ratio, _, objective, batch = make(
+        (3, 16, 16), network=NETWORK, objective=terms, times={"kind": times}
     )
-    ratio = build_ratio(config, classes=5)
-    path = build_path(config)
-    x_0, x_1, noise = torch.randn(3, 6, 3, 16, 16)
-    moments = Moments.of(x_0, x_1)
-    distribution = build_times(config, path, moments)
-    objective = build_objective(config, path, distribution, moments)
-    losses = objective(ratio, Batch(x_0, x_1, distribution.sample(6), noise))
-
+    losses = objective(ratio, batch)
     assert all(loss.shape == (6,) and loss.isfinite().all() for loss in losses.values())
     losses["total"].mean().backward()
     gradient = ratio.network.head.weight.grad
@@ -103,25 +92,23 @@ def test_every_configured_objective_gives_finite_losses_and_gradients(
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("noise", NOISES)
 def test_every_configured_path_samples_on_its_interval(schedule: str, noise: str) -> None:
-    config = Config.from_mapping({"path": {"schedule": schedule, "noise": noise}})
-    path = build_path(config)
+    path = build_path(Config.from_mapping({"path": {"schedule": schedule, "noise": noise}}))
     x_0, x_1, z = torch.randn(3, 4, 2)
-    t = torch.linspace(*path.t_range, 4)
-    assert path.time_score(x_0, x_1, t, z).isfinite().all()
+    assert path.time_score(x_0, x_1, torch.linspace(*path.t_range, 4), z).isfinite().all()
+    # The configuration knows which schedules are not closed.
+    if not path.schedule.closed:
+        with pytest.raises(ValueError, match="t_min: got 0, expected more"):
+            PathConfig(schedule=schedule, t_min=0.0)
+    else:
+        assert PathConfig(schedule=schedule, t_min=0.0).t_min == 0
 
 
 @pytest.mark.parametrize("name", names("configs"))
 def test_every_shipped_configuration_builds(name: str) -> None:
     config = load_config(name)
     config = config.replace(network=config.network.replace(width=0.125))
-    ratio, path = build_ratio(config, classes=10), build_path(config)
-    x_0, x_1, noise = torch.randn(3, 2, 3, 32, 32)
-    moments = Moments.of(x_0, x_1)
-    times = build_times(config, path, moments)
-    label = torch.tensor([0, 1])
-    draw = Batch(x_0, x_1, times.sample(2), noise, label)
-    losses = build_objective(config, path, times, moments, ratio)(ratio, draw)
-    assert losses["total"].isfinite().all()
+    ratio, _, objective, batch = make((3, 32, 32), 10, **config.to_dict())
+    assert objective(ratio, batch)["total"].isfinite().all()
 
 
 # Time score matching needs a weight that tames its ends.
@@ -134,127 +121,86 @@ def test_a_data_score_trains_its_decoder_and_what_it_shares(
     kind: str, terms: dict[str, object]
 ) -> None:
     network = {"kind": kind, "width": 0.125, "norm": "group", "depths": [1, 1]}
-    terms = {"endpoint": 0.0, "data_score": 1.0, **terms}
-    config = Config.from_mapping({"network": network, "objective": terms})
-    shape, features = ((3, 8, 8), None) if kind == "unet" else ((5,), 5)
-    ratio = build_ratio(config, classes=0, features=features)
-    x_0, x_1, noise = torch.randn(3, 6, *shape)
-    times, objective = prepare_objective(config, Moments.of(x_0, x_1), ratio)
-    draw = Batch(x_0, x_1, times.sample(6), noise, probe=torch.randn(x_0.shape))
+    shape = (3, 8, 8) if kind == "unet" else (5,)
+    ratio, _, objective, batch = make(
+        shape, network=network, objective={"endpoint": 0.0, "data_score": 0.5, **terms}
+    )
+    assert objective.needs_probe == ("time_score" in terms)
+    term = objective.terms["time_score" if "time_score" in terms else "conditional"]
+    assert term.balance == 0.5
     shared = set(map(id, ratio.parameters()))
     assert not shared & set(map(id, objective.parameters()))
 
     optimizer = torch.optim.Adam([*ratio.parameters(), *objective.parameters()], 1e-2)
-    losses = []
-    for _ in range(60):
+    losses: list[Tensor] = []
+    for _ in range(25):
         optimizer.zero_grad()
-        losses.append(objective(ratio, draw)["total"].mean())
+        losses.append(objective(ratio, batch)["total"].mean())
         losses[-1].backward()
         optimizer.step()
     assert losses[-1] < 0.9 * losses[0]
     # A head that starts at zero lets no gradient through before its first step.
     assert all(p.grad is not None for p in objective.parameters())
-    assert ratio.fold().log_ratio(x_1).shape == (6,)
-
-
-def test_the_sliced_data_score_trains_on_images_through_a_configuration() -> None:
-    config = Config.from_mapping(
-        {
-            "network": {"kind": "unet", "width": 0.125, "norm": "group"},
-            "objective": {
-                "endpoint": 0.0, "time_score": 1.0, "weight": "noise_variance", "data_score": 0.5,
-            },
-            "training": {"steps": 3, "batch_size": 4, "warmup": 1, "ema": 0.5},
-        }
-    )  # fmt: skip
-    ratio = build_ratio(config, classes=0)
-    x_0, x_1, noise = torch.randn(3, 4, 3, 16, 16)
-    times, objective = prepare_objective(config, Moments.of(x_0, x_1), ratio)
-    term = objective.terms["time_score"]
-    assert isinstance(term, JointScoreMatching)
-    assert term.balance == 0.5
-    draws = []
-
-    def batches(step: int) -> Batch:
-        return Batch(x_0, x_1, times.sample(4), noise)
-
-    objective.register_forward_pre_hook(lambda _, args: draws.append(args[1]))
-    trainer = Trainer(ratio, objective, batches, config.training, select=None)
-    before = {k: v.clone() for k, v in ratio.network.backbone.state_dict().items()}
-    trainer.run(progress=False)
-    # The trainer drew the directions: others in each step, the same in a run that is resumed.
-    probes = [draw.probe for draw in draws]
-    assert all(probe is not None and probe.shape == x_0.shape for probe in probes)
-    assert not torch.equal(probes[0], probes[1])
-    trainer.outcome.step = 0
-    assert torch.equal(trainer._with_probe(batches(0)).probe, probes[0])
-
-    moved = [
-        k for k, v in ratio.network.backbone.state_dict().items() if not torch.equal(v, before[k])
-    ]
-    assert len(moved) == len(before)
+    assert ratio.fold().log_ratio(batch.x_1).shape == (6,)
 
     # The data score by itself reaches the encoder and the decoder.
-    draw = draws[-1]
-    at = {name: ratio.coefficients(x) for name, x in term.points(draw).items()}
-    time_score = TimeScoreMatching(term.path, term.weight, term.times)
-    only_data = (term.loss(ratio, draw, at) - time_score.loss(ratio, draw, at)).mean()
-    for p in (ratio.network.backbone.stem.weight, term.data_score.head.weight):
+    at = {name: ratio.outputs(x) for name, x in term.points(batch).items()}
+    whole = term.loss(ratio, batch, at)
+    term.balance = 0.0
+    only_data = (whole - term.loss(ratio, batch, at)).mean()
+    for p in (next(ratio.network.backbone.parameters()), next(term.data_score.parameters())):
         (gradient,) = torch.autograd.grad(only_data, p, retain_graph=True)
         assert gradient.abs().max() > 0
 
 
-def test_options_of_the_end_point_loss_and_the_solver_arrive() -> None:
-    config = Config.from_mapping({"objective": {"endpoint_loss": "chisq", "endpoint_cap": 5}})
-    path, moments = build_path(config), Moments(4, 4.0, 0.0, 8.0)
-    objective = build_objective(config, path, build_times(config, path, moments), moments)
+def test_options_arrive() -> None:
+    _, _, objective, _ = make(
+        (3, 16, 16), network=NETWORK, objective={"endpoint_loss": "chisq", "endpoint_cap": 5}
+    )
     term = objective.terms["endpoint"]
     assert (term.kind, term.cap) == ("chisq", 5.0)
-    timed = Config.from_mapping(
-        {
-            "estimator": "time_conditioned",
-            "network": {**NETWORK, "norm": "group"},
-            "objective": {"endpoint": 0, "time_score": 1},
-            "evaluation": {"solver": "ode", "tolerance": 1e-5},
-        }
-    )
-    ratio = build_ratio(timed, classes=0)
-    assert (ratio.solver, ratio.tolerance) == ("ode", 1e-5)
+    for stratified in (False, True):
+        for kind in ("uniform", "logit_normal", "inverse_variance"):
+            config = Config.from_mapping({"times": {"kind": kind, "stratified": stratified}})
+            assert build_times(config, build_path(config), MOMENTS).stratified is stratified
 
 
 @pytest.mark.parametrize("network", [NETWORK, {"kind": "mlp"}], ids=["resnet", "mlp"])
-def test_the_octaves_of_the_time_arrive(network: dict[str, Any]) -> None:
-    config = Config.from_mapping(
-        {
-            "estimator": "time_conditioned",
-            "network": {**network, "norm": "group", "octaves": 2},
-            "objective": {"endpoint": 0, "time_score": 1},
-        }
+@pytest.mark.parametrize("term", ["time_score", "conditional"])
+def test_a_time_conditioned_baseline_has_one_term_and_its_options(
+    network: dict[str, Any], term: str
+) -> None:
+    shape = (5,) if "kind" in network else (3, 16, 16)
+    ratio, _, objective, batch = make(
+        shape,
+        estimator="time_conditioned",
+        network={**network, "norm": "group", "octaves": 2},
+        objective={"endpoint": 0, term: 0.3},
+        evaluation={"solver": "ode", "tolerance": 1e-5},
     )
-    ratio = build_ratio(config, classes=0, features=3)
+    assert objective.weights == {term: 1.0}
+    losses = objective(ratio, batch)
+    assert torch.equal(losses["total"], losses[term])
+    losses["total"].mean().backward()
+    assert ratio.network.head.weight.grad.abs().max() > 0
+    assert (ratio.solver, ratio.tolerance) == ("ode", 1e-5)
     assert len(ratio.network.embedding.frequencies) == 2
 
 
-@pytest.mark.parametrize("kind", ["uniform", "logit_normal", "inverse_variance"])
-def test_stratified_times_arrive(kind: str) -> None:
-    for stratified in (False, True):
-        config = Config.from_mapping({"times": {"kind": kind, "stratified": stratified}})
-        times = build_times(config, build_path(config), Moments(4, 4.0, 0.0, 8.0))
-        assert times.stratified is stratified
-
-
 def test_a_data_score_needs_a_backbone_with_a_decoder() -> None:
-    config = Config.from_mapping({"network": NETWORK})
+    # As somebody's own backbone may not have.
+    plain = build_ratio(Config.from_mapping({"network": NETWORK}), classes=0)
+    config = Config.from_mapping(
+        {"network": {"kind": "mlp"}, "objective": {"conditional": 1.0, "data_score": 1.0}}
+    )
     path = build_path(config)
+    times = build_times(config, path, MOMENTS)
     with pytest.raises(UserError, match=r"objective\.data_score: needs a backbone"):
-        build_decoder(path, build_ratio(config, classes=0))
+        build_objective(config, path, times, MOMENTS, plain)
 
 
 def test_an_mlp_needs_the_dimension_of_its_inputs() -> None:
     config = Config.from_mapping({"network": {"kind": "mlp"}})
     with pytest.raises(UserError, match=r"network\.kind: got mlp, .* expected resnet for images"):
         build_ratio(config, classes=0)
-    ratio = build_ratio(config, classes=0, features=3)
-    assert isinstance(ratio.network, CoefficientNetwork)
-    assert isinstance(ratio.network.backbone, MLP)
-    assert ratio(torch.randn(2, 3)).shape == (2,)
+    assert build_ratio(config, classes=0, features=3)(torch.randn(2, 3)).shape == (2,)

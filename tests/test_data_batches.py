@@ -1,4 +1,4 @@
-r"""Tests for the modules of ood_osdre.data that run on the batch."""
+r"""Laws of the training batches, and of what happens to images on the batch."""
 
 import itertools
 from collections.abc import Callable
@@ -11,11 +11,11 @@ from torch import Tensor
 
 from ood_osdre.data import ImageSet
 from ood_osdre.data.augment import BROADENINGS, Randomness, broaden, flip_crop
-from ood_osdre.data.standardise import Preprocess
+from ood_osdre.data.standardise import Preprocess, Standardise
 from ood_osdre.data.synthetic import development_sets, noise, patch_shuffle, shapes
-from ood_osdre.paths.times import UniformTimes
+from ood_osdre.errors import UserError
 from ood_osdre.sections import DataConfig
-from ood_osdre.training.batches import PairBatches
+from ood_osdre.training.batches import ImageBatches, Stream, VectorBatches, step_generator
 
 RNG = np.random.default_rng(0)
 
@@ -35,10 +35,29 @@ def random() -> Randomness:
     return Randomness(generator(), generator(1))
 
 
-def make(id_train: ImageSet, reference: ImageSet, seed: int = 0, **options: object) -> PairBatches:
+def make(
+    id_train: ImageSet, reference: ImageSet, seed: int = 0, **options: object
+) -> ImageBatches:
     config = DataConfig(**{"flip": False, "crop": 0, **options})  # type: ignore[arg-type]
     preprocess = Preprocess((0.0,) * 3, (1.0,) * 3)
-    return PairBatches(id_train, reference, config, preprocess, UniformTimes(), 4, seed)
+    return ImageBatches(id_train, reference, config, preprocess, 4, seed)
+
+
+class TestStreams:
+    @pytest.mark.parametrize("kind", ["images", "features", "tasks"])
+    def test_streams_of_one_kind_of_run_differ(self, kind: str) -> None:
+        streams = [s for s in Stream if s.value[0] in (kind, "any")]
+        numbers = [s.value[1] for s in streams]
+        assert len(set(numbers)) == len(numbers) > 2
+        first = {torch.rand(4, generator=step_generator(3, s, 5, "cpu")) for s in streams}
+        assert len({tuple(x.tolist()) for x in first}) == len(streams)
+
+    def test_a_generator_depends_on_seed_stream_and_step_alone(self) -> None:
+        given = [(3, Stream.BATCH, 5), (3, Stream.BATCH, 5), (4, Stream.BATCH, 5)]
+        given += [(3, Stream.BATCH, 6), (3, Stream.PROBE, 5)]
+        seeds = [step_generator(*one, "cpu").initial_seed() for one in given]
+        assert seeds[0] == seeds[1]
+        assert len(set(seeds)) == len(seeds) - 1
 
 
 class TestPreprocess:
@@ -63,25 +82,25 @@ class TestPreprocess:
             assert torch.equal(batch, before)
 
 
-class TestPairBatches:
+class TestBatches:
     def test_an_epoch_has_every_image_once(self) -> None:
         id_train, reference = image_set(10), image_set(6)
         batches = make(id_train, reference)
-        draws = [batches(step) for step in range(5)]  # 20 images: two epochs of 10
+        seen = [batches(step) for step in range(5)]  # 20 images: two epochs of 10
 
-        first = torch.cat([d.label for d in draws])[:10]
+        first = torch.cat([b.label for b in seen])[:10]
         assert sorted(first.tolist()) == sorted(id_train.labels.tolist())
-        seen = torch.cat([d.x_0 for d in draws])[:6]
+        points = torch.cat([b.x_0 for b in seen])[:6]
         stored = torch.as_tensor(reference.images).permute(0, 3, 1, 2).float() / 255
-        assert all(any(torch.equal(x, s) for s in stored) for x in seen)
-        assert len({x.numpy().tobytes() for x in seen}) == 6
+        assert all(any(torch.equal(x, s) for s in stored) for x in points)
+        assert len({x.numpy().tobytes() for x in points}) == 6
 
     def test_labels_belong_to_their_images(self) -> None:
         id_train = image_set(10)
-        draw = make(id_train, image_set(6))(3)
+        batch = make(id_train, image_set(6))(3)
         stored = torch.as_tensor(id_train.images).permute(0, 3, 1, 2).float() / 255
-        assert draw.label is not None
-        for x, label in zip(draw.x_1, draw.label, strict=True):
+        assert batch.label is not None
+        for x, label in zip(batch.x_1, batch.label, strict=True):
             (index,) = [i for i, s in enumerate(stored) if torch.equal(x, s)]
             assert id_train.labels[index] == label
 
@@ -97,12 +116,12 @@ class TestPairBatches:
         assert not torch.equal(a(5).noise, make(*sets, seed=1, **options)(5).noise)
 
     def test_mixture_puts_id_images_into_the_reference_but_not_into_their_own_pair(self) -> None:
-        draw = make(image_set(10), image_set(6, value=0), mixture=0.5)(0)
-        mixed = draw.x_0.flatten(1).sum(1) > 0
+        batch = make(image_set(10), image_set(6, value=0), mixture=0.5)(0)
+        mixed = batch.x_0.flatten(1).sum(1) > 0
         assert mixed.tolist() == [False, False, True, True]
-        for x_0, x_1 in zip(draw.x_0[mixed], draw.x_1[mixed], strict=True):
+        for x_0, x_1 in zip(batch.x_0[mixed], batch.x_1[mixed], strict=True):
             assert not torch.equal(x_0, x_1)
-            assert any(torch.equal(x_0, x) for x in draw.x_1)
+            assert any(torch.equal(x_0, x) for x in batch.x_1)
 
     def test_broadening_changes_its_share_of_the_reference_and_no_id_image(self) -> None:
         sets = image_set(10), image_set(6)
@@ -111,16 +130,42 @@ class TestPairBatches:
         assert changed.tolist() == [True, True, False, False]
         assert torch.equal(plain.x_1, broad.x_1)
 
-    def test_train_limit_uses_that_many_images_and_copies_no_other(self) -> None:
-        batches = make(image_set(10), image_set(6), train_limit=3)
-        assert len(batches.id_images) == len(batches.reference_images) == 3
-        assert len({tuple(batches(s).x_0.flatten().tolist()) for s in range(3)}) > 1
+    @pytest.mark.parametrize(
+        ("limits", "sizes"),
+        [
+            ({"train_limit": 3}, (3, 3)),
+            ({"reference_limit": 2}, (10, 2)),
+            ({"train_limit": 3, "reference_limit": 5}, (3, 5)),
+        ],
+    )
+    def test_limits_use_that_many_images(
+        self, limits: dict[str, int], sizes: tuple[int, int]
+    ) -> None:
+        batches = make(image_set(10), image_set(6), **limits)
+        assert (len(batches.id_images), len(batches.reference_images)) == sizes
 
-    def test_reference_limit_is_that_of_the_reference_alone(self) -> None:
-        batches = make(image_set(10), image_set(6), reference_limit=2)
-        assert (len(batches.id_images), len(batches.reference_images)) == (10, 2)
-        batches = make(image_set(10), image_set(6), train_limit=3, reference_limit=5)
-        assert (len(batches.id_images), len(batches.reference_images)) == (3, 5)
+    def test_crops_fit_into_the_images(self) -> None:
+        with pytest.raises(UserError, match=r"data\.crop: got 8, expected less than .* 8"):
+            make(image_set(10), image_set(6), crop=8)
+
+    def test_a_probe_is_there_where_an_objective_needs_it_and_changes_nothing_else(self) -> None:
+        batches = make(image_set(10), image_set(6))
+        plain = batches(2)
+        assert plain.probe is None
+        batches.needs_probe = True
+        probed, again = batches(2), batches(2)
+        assert torch.equal(probed.probe, again.probe)
+        assert not torch.equal(probed.probe, batches(3).probe)
+        assert not torch.equal(probed.probe, probed.noise)
+        for x, y in zip(plain[:5], probed[:5], strict=True):
+            assert torch.equal(x, y)
+
+    def test_vectors_are_standardised_and_keep_their_labels(self) -> None:
+        x_1, x_0 = torch.randn(9, 3), torch.randn(7, 3)
+        standardise = Standardise([1.0, 2.0, 3.0], [0.5, 1.0, 2.0])
+        batch = VectorBatches(x_1, torch.arange(9), x_0, standardise, 16, 0)(0)
+        assert torch.equal(batch.x_1, standardise(x_1)[batch.label])
+        assert all((x == standardise(x_0)).all(1).any() for x in batch.x_0)
 
 
 class TestFlipCrop:

@@ -1,6 +1,5 @@
 r"""Tests of several processes: two on the CPU, against one."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +9,7 @@ import pytest
 import torch
 
 from ood_osdre.evaluation.scores import read_scores
-from ood_osdre.training import checkpoint as checkpoints
-from ood_osdre.training.trainer import distributed
+from ood_osdre.training import checkpoint, distributed
 
 ROOT = Path(__file__).parents[1]
 COMMAND = ["-m", "ood_osdre.cli"]
@@ -55,7 +53,7 @@ def test_the_mean_over_processes_is_one_and_leaves_its_argument(
     assert own == 2
 
 
-@pytest.mark.parametrize("size", [0, 1, 2, 7, 10])
+@pytest.mark.parametrize("size", [0, 1, 7])
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_shares_neither_overlap_nor_lose(
     size: int, n: int, monkeypatch: pytest.MonkeyPatch
@@ -79,11 +77,11 @@ def test_two_processes_train_and_score_as_one(tmp_path: Path) -> None:
 
     # Half by two processes, the rest by one.
     assert run(mixed, 2, "data.val_limit=1", "--time-budget", "0").returncode != 0
-    assert json.loads((mixed / "state.json").read_text())["step"] == 1
+    assert checkpoint.read_checkpoint(mixed, checkpoint.STATE)[1]["step"] == 1
     done = run(mixed, 1, "data.val_limit=1", "--resume")
     assert done.returncode == 0, done.stderr
 
-    weights = [checkpoints.read_checkpoint(f, checkpoints.MODEL)[0] for f in (one, two, mixed)]
+    weights = [checkpoint.read_checkpoint(f, checkpoint.MODEL)[0] for f in (one, two, mixed)]
     for name, expected in weights[0].items():
         for other in weights[1:]:
             torch.testing.assert_close(other[name], expected, rtol=1e-3, atol=1e-4)

@@ -44,16 +44,14 @@ from ood_osdre.paths.schedules import (
     VariancePreservingSchedule,
 )
 from ood_osdre.paths.times import (
-    InverseVarianceTimes,
-    LogitNormalTimes,
-    Times,
-    UniformTimes,
-)
-from ood_osdre.paths.weights import (
     BridgeWeight,
     Constant,
+    InverseVarianceTimes,
     InverseVarianceWeight,
+    LogitNormalTimes,
     NoiseVarianceWeight,
+    Times,
+    UniformTimes,
     Weight,
 )
 
@@ -130,10 +128,10 @@ def test_expected_gradient_is_zero_at_the_truth(loss: str, times: str, weight: s
         term = JointScoreMatching(problem.path, LinearDataScore(), w, p)
     else:
         term = ConditionalScoreMatching(problem.path, w, loss)
-    draw, weights = problem.quadrature(p, breaks=(0.3, 0.8), probe=loss == "joint")
+    batch, weights = problem.quadrature(p, breaks=(0.3, 0.8), probe=loss == "joint")
 
-    grad = gradient(ExactRatio(problem), term, draw, weights)
-    off = gradient(ExactRatio(problem, scale=0.9), term, draw, weights)
+    grad = gradient(ExactRatio(problem), term, batch, weights)
+    off = gradient(ExactRatio(problem, scale=0.9), term, batch, weights)
 
     # The table behind the inverse-variance density normalises it to second order only.
     torch.testing.assert_close(grad, torch.zeros(9), rtol=0, atol=1e-6)
@@ -148,8 +146,8 @@ def test_expected_gradient_is_zero_at_the_truth(loss: str, times: str, weight: s
 def test_time_score_matching_holds_on_the_path_s_own_interval(schedule: nn.Module) -> None:
     problem = make_problem(schedule)
     term = TimeScoreMatching(problem.path)
-    draw, weights = problem.quadrature(term.times, size=24, breaks=(0.02, 0.1, 0.9, 0.98))
-    grad = gradient(ExactRatio(problem), term, draw, weights)
+    batch, weights = problem.quadrature(term.times, size=24, breaks=(0.02, 0.1, 0.9, 0.98))
+    grad = gradient(ExactRatio(problem), term, batch, weights)
 
     torch.testing.assert_close(grad, torch.zeros(9), rtol=0, atol=1e-6)
 
@@ -161,9 +159,9 @@ def test_path_difference_error_is_second_order(interval: str) -> None:
     for delta in (0.04, 0.02, 0.01):
         low, high = (0.1, 0.9) if interval == "inner" else (0.0, 1.0)
         breaks = () if interval == "inner" else (delta, 1 - delta)
-        draw, weights = problem.quadrature(UniformTimes(low, high), breaks=breaks)
+        batch, weights = problem.quadrature(UniformTimes(low, high), breaks=breaks)
         term = PathDifference(problem.path, Constant(), delta)
-        errors.append(gradient(ExactRatio(problem), term, draw, weights).norm())
+        errors.append(gradient(ExactRatio(problem), term, batch, weights).norm())
 
     assert errors[0] / errors[1] == pytest.approx(4, rel=0.1)
     assert errors[1] / errors[2] == pytest.approx(4, rel=0.1)
@@ -172,14 +170,14 @@ def test_path_difference_error_is_second_order(interval: str) -> None:
 def test_the_papers_joint_loss_is_linear_in_the_time_score_and_ours_is_not() -> None:
     problem = make_problem()
     term = TimeScoreMatching(problem.path)
-    draw, weights = problem.quadrature(term.times)
+    batch, weights = problem.quadrature(term.times)
 
-    s = problem.time_score(problem.path.sample(*draw[:4]), draw.t)
+    s = problem.time_score(problem.path.sample(*batch[:4]), batch.t)
     second_moment = float((weights @ s**2).detach())
 
     @torch.no_grad()
     def ours(scale: float) -> float:
-        losses = Objective({"term": (1.0, term)})(ExactRatio(problem, scale=scale), draw)
+        losses = Objective({"term": (1.0, term)})(ExactRatio(problem, scale=scale), batch)
         return float(weights @ losses["term"])
 
     def printed(scale: float) -> float:
@@ -197,13 +195,13 @@ def test_the_papers_joint_loss_is_linear_in_the_time_score_and_ours_is_not() -> 
 def test_end_point_gradient_is_zero_at_the_ratio_it_defines(loss: str, clean: bool) -> None:
     problem = make_problem()
     term = EndPointLoss(None if clean else problem.path, loss, clean)
-    draw, weights = problem.ends()
+    batch, weights = problem.ends()
     eps, other = (0.0, EPS) if clean else (EPS, 0.0)
 
     # Smooth but not polynomial: the quadrature is accurate rather than exact.
-    grad = gradient(ExactRatio(problem, eps=eps), term, draw, weights)
+    grad = gradient(ExactRatio(problem, eps=eps), term, batch, weights)
     torch.testing.assert_close(grad, torch.zeros(9), rtol=0, atol=1e-6)
-    assert gradient(ExactRatio(problem, eps=other), term, draw, weights).norm() > 1e-3
+    assert gradient(ExactRatio(problem, eps=other), term, batch, weights).norm() > 1e-3
 
 
 # Minimised over a linear model, the objectives recover the scores and ratios.
@@ -255,9 +253,9 @@ def test_path_losses_recover_the_dequantised_ratio(loss: str, times: str) -> Non
         term = ConditionalJointScoreMatching(path, LinearDataScore())
     else:
         term = ConditionalScoreMatching(path, form=loss)
-    draw, weights = problem.quadrature(p, size=32, breaks=(0.05, 0.95))
+    batch, weights = problem.quadrature(p, size=32, breaks=(0.05, 0.95))
     ratio = make_ratio(problem)
-    minimise(ratio, term, draw, weights)
+    minimise(ratio, term, batch, weights)
 
     # A logit-normal density leaves the basis' own error unweighted near 0 and 1.
     assert_recovers(ratio, problem, atol=1e-2 if times == "logit_normal" else 5e-3)
@@ -266,9 +264,9 @@ def test_path_losses_recover_the_dequantised_ratio(loss: str, times: str) -> Non
 def test_per_dimension_form_recovers_the_dequantised_ratio() -> None:
     problem = make_problem(dim=2)
     term = ConditionalScoreMatching(problem.path, form="per_dimension")
-    draw, weights = problem.quadrature(UniformTimes(), size=12)
+    batch, weights = problem.quadrature(UniformTimes(), size=12)
     ratio = make_ratio(problem, size=8, cells=True)
-    minimise(ratio, term, draw, weights)
+    minimise(ratio, term, batch, weights)
 
     assert_recovers(ratio, problem, atol=1e-2)
 
@@ -283,9 +281,9 @@ def test_block_forms_recover_the_dequantised_ratio(form: str) -> None:
 
     problem = make_problem(dim=2)
     term = ConditionalScoreMatching(problem.path, form=form)
-    draw, weights = problem.quadrature(UniformTimes(), size=16)
-    x_0, x_1, noise = (x[:, None, None] for x in (draw.x_0, draw.x_1, draw.noise))
-    images = Batch(x_0, x_1, draw.t, noise)
+    batch, weights = problem.quadrature(UniformTimes(), size=16)
+    x_0, x_1, noise = (x[:, None, None] for x in (batch.x_0, batch.x_1, batch.noise))
+    images = Batch(x_0, x_1, batch.t, noise)
     ratio = OneStepRatio(CoefficientNetwork(Images(), 2, 8), RBFBasis(size=8, learnable=False))
     minimise(ratio, term, images, weights)
 
@@ -306,9 +304,9 @@ def test_joint_objectives_recover_the_data_score(conditional: bool) -> None:
         if conditional
         else JointScoreMatching(problem.path, data_score)
     )
-    draw, weights = problem.quadrature(UniformTimes(), probe=True)
+    batch, weights = problem.quadrature(UniformTimes(), probe=True)
     ratio = make_ratio(problem, size=8)
-    minimise(ratio, term, draw, weights)
+    minimise(ratio, term, batch, weights)
 
     t = torch.linspace(0, 1, 21)
     x = torch.randn(21, 1)
@@ -324,11 +322,11 @@ def test_joint_objectives_recover_the_data_score(conditional: bool) -> None:
 def test_end_point_losses_recover_the_ratio_they_define(loss: str, clean: bool) -> None:
     problem = make_problem()
     term = EndPointLoss(problem.path, loss, clean)
-    draw, weights = problem.ends()
+    batch, weights = problem.ends()
     ratio = make_ratio(problem, size=2)
     # LSIF is not convex in the log-ratio, so Newton's method starts close: at the other ratio.
-    minimise(ratio, EndPointLoss(problem.path, clean=not clean), draw, weights, 8, ridge=1e-9)
-    minimise(ratio, term, draw, weights, steps=8, ridge=1e-9)
+    minimise(ratio, EndPointLoss(problem.path, clean=not clean), batch, weights, 8, ridge=1e-9)
+    minimise(ratio, term, batch, weights, steps=8, ridge=1e-9)
 
     x = torch.linspace(-2, 2, 9)[:, None]
     expected = problem.log_ratio(x, 0.0 if clean else EPS) - OFFSETS[loss]
@@ -346,7 +344,7 @@ def test_infonce_recovers_the_ratio_up_to_a_constant() -> None:
     def expected_loss() -> Tensor:
         optimizer.zero_grad()
         loss = torch.zeros(())
-        for one, pair in itertools.product(range(3), negatives):  # every draw there is
+        for one, pair in itertools.product(range(3), negatives):  # every batch there is
             weight = p_1[one] * p_0[list(pair)].prod()
             loss = loss + weight * LOSSES["infonce"](f[list(pair)], f[[one, one]], 10.0).mean()
         loss.backward()

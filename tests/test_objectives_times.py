@@ -1,12 +1,14 @@
 r"""Tests for the distributions of times and the weights of the objectives."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 from scipy import integrate, stats
 from torch import Tensor
 
-from ood_osdre.objectives.marginal import time_score_loss
+from ood_osdre.objectives import TimeScoreMatching
 from ood_osdre.paths.gaussian import GaussianPath, Moments
 from ood_osdre.paths.noises import BridgeNoise, DDBINoise
 from ood_osdre.paths.schedules import (
@@ -15,16 +17,14 @@ from ood_osdre.paths.schedules import (
     TrigonometricSchedule,
 )
 from ood_osdre.paths.times import (
-    InverseVarianceTimes,
-    LogitNormalTimes,
-    Times,
-    UniformTimes,
-)
-from ood_osdre.paths.weights import (
     BridgeWeight,
     Constant,
+    InverseVarianceTimes,
     InverseVarianceWeight,
+    LogitNormalTimes,
     NoiseVarianceWeight,
+    Times,
+    UniformTimes,
     Weight,
 )
 
@@ -148,11 +148,9 @@ def test_stratified_times_take_the_noise_out_of_time_score_matching() -> None:
     def losses(times: Times) -> Tensor:
         generator = torch.Generator().manual_seed(5)
         t = torch.stack([times.sample(64, generator) for _ in range(200)])
-        return time_score_loss(
-            Constant(), times, t,
-            s=score(t), derivative=6 * (6 * t).cos(),
-            s_low=score(torch.zeros(())), s_high=score(torch.ones(())),
-        ).mean(dim=1)  # fmt: skip
+        ends = score(torch.zeros(())), score(torch.ones(()))
+        term = TimeScoreMatching(make_path(), times=times)
+        return term.loss_of_scores(t, score(t), 6 * (6 * t).cos(), *ends).mean(dim=1)
 
     exact = 0.5 - np.sin(12) / 24
     independent, stratified = losses(UniformTimes()), losses(UniformTimes(stratified=True))
@@ -210,15 +208,18 @@ def test_inverse_variance_times_fill_the_cells_of_their_table() -> None:
     assert stats.kstest(share.numpy(), "uniform").pvalue > 1e-3
 
 
-@pytest.mark.parametrize(("low", "high"), [(-0.1, 1), (0, 1.1), (0.5, 0.5), (0.7, 0.2)])
-def test_times_refuse_bad_intervals(low: float, high: float) -> None:
-    with pytest.raises(ValueError, match="low < high"):
-        UniformTimes(low, high)
-
-
-def test_logit_normal_times_refuse_a_bad_scale() -> None:
-    with pytest.raises(ValueError, match="'std' should be positive"):
-        LogitNormalTimes(std=0.0)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: UniformTimes(-0.1, 1),
+        lambda: UniformTimes(0, 1.1),
+        lambda: UniformTimes(0.5, 0.5),
+        lambda: LogitNormalTimes(std=0.0),
+    ],
+)
+def test_constructors_assert_what_is_no_distribution(make: Callable[[], Times]) -> None:
+    with pytest.raises(AssertionError):
+        make()
 
 
 def test_weight_derivative_matches_differences(weight: Weight) -> None:

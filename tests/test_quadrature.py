@@ -1,4 +1,4 @@
-r"""Tests for the ood_osdre.paths.quadrature module."""
+r"""Laws of the rules that integrate a time score."""
 
 from collections.abc import Callable
 from functools import partial
@@ -12,17 +12,10 @@ from torch import Tensor
 from ood_osdre.models.bases import KERNELS, RBFBasis
 from ood_osdre.models.networks import MLP, CoefficientNetwork
 from ood_osdre.models.ratio import OneStepRatio
-from ood_osdre.paths.quadrature import (
-    Quadrature,
-    composite_rule,
-    gauss_legendre,
-    ode,
-    trapezoid,
-)
+from ood_osdre.paths.quadrature import Quadrature, composite_rule, ode, trapezoid
 
 RULES = {
     "trapezoid": partial(trapezoid, steps=512),
-    "gauss_legendre": partial(gauss_legendre, nodes=64),
     "ode": partial(ode, rtol=1e-8, atol=1e-10),
 }
 rules = pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
@@ -75,13 +68,15 @@ def test_rules_respect_the_limits(rule: Callable[..., Quadrature]) -> None:
 
 
 @rules
-def test_rules_keep_dtype_and_record_no_gradient(rule: Callable[..., Quadrature]) -> None:
-    ratio, x = make_ratio().float(), torch.randn(5, 3, dtype=torch.float32)
-    result = rule(ratio.time_score, x)
-
-    assert result.log_ratio.dtype == torch.float32
-    assert not result.log_ratio.requires_grad
-    torch.testing.assert_close(result.log_ratio, ratio(x), rtol=1e-4, atol=1e-5)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_log_ratios_are_at_least_in_single_precision_and_record_no_gradient(
+    rule: Callable[..., Quadrature], dtype: torch.dtype
+) -> None:
+    slope = torch.ones((), dtype=dtype, requires_grad=True)
+    result = rule(lambda x, t: slope * x, torch.ones(2, dtype=dtype)).log_ratio
+    assert result.dtype is torch.promote_types(dtype, torch.float32)
+    assert not result.requires_grad
+    torch.testing.assert_close(result, torch.ones_like(result))
 
 
 def test_trapezoid_is_second_order() -> None:
@@ -93,18 +88,6 @@ def test_trapezoid_is_second_order() -> None:
 
     for coarse, fine in pairwise(errors):
         torch.testing.assert_close(coarse / fine, torch.full((5,), 4.0), rtol=0.05, atol=0)
-
-
-@pytest.mark.parametrize("nodes", [1, 2, 5])
-def test_gauss_legendre_is_exact_for_polynomials(nodes: int) -> None:
-    x = torch.ones(1)
-    for degree in range(2 * nodes):
-        result = gauss_legendre(lambda x, t, n=degree: x * t**n, x, nodes)
-        assert result.log_ratio.item() == pytest.approx(1 / (degree + 1), rel=1e-13)
-        assert result.evaluations == nodes
-
-    beyond = gauss_legendre(lambda x, t: x * t ** (2 * nodes), x, nodes).log_ratio.item()
-    assert abs(beyond - 1 / (2 * nodes + 1)) > 1e-8
 
 
 def test_ode_adapts_to_the_score() -> None:
@@ -132,36 +115,27 @@ def test_ode_refuses_scores_that_are_not_finite_at_once(bad: float) -> None:
     assert score.calls == 1
 
 
-@rules
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_log_ratios_are_at_least_in_single_precision(
-    rule: Callable[..., Quadrature], dtype: torch.dtype
-) -> None:
-    for given, expected in ((dtype, torch.float32), (torch.float64, torch.float64)):
-        assert rule(lambda x, t: x, torch.ones(2, dtype=given)).log_ratio.dtype is expected
-
-
-def test_composite_rule_covers_its_panels() -> None:
+@pytest.mark.parametrize("nodes", [1, 2, 5])
+def test_the_composite_rule_is_exact_for_polynomials_on_every_panel(nodes: int) -> None:
     edges = np.array([0.0, 0.1, 0.5, 1.0])
-    times, weights = composite_rule(edges, 3)
-
-    assert times.shape == weights.shape == (9,)
+    times, weights = composite_rule(edges, nodes)
+    assert times.shape == weights.shape == (3 * nodes,)
     assert (np.diff(times) > 0).all()
-    np.testing.assert_allclose(weights.reshape(3, 3).sum(axis=1), np.diff(edges))
-    np.testing.assert_allclose(weights @ times**5, 1 / 6)
+    np.testing.assert_allclose(weights.reshape(3, nodes).sum(axis=1), np.diff(edges))
+    for degree in range(2 * nodes):
+        assert weights @ times**degree == pytest.approx(1 / (degree + 1), rel=1e-13)
+    assert abs(weights @ times ** (2 * nodes) - 1 / (2 * nodes + 1)) > 1e-10
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    "call",
     [
-        (partial(trapezoid, steps=0), "'steps' should be at least 1, got 0"),
-        (partial(gauss_legendre, nodes=0), "'nodes' should be at least 1, got 0"),
-        (partial(ode, t_min=1.0, t_max=0.5), "'t_min' should be below 't_max', got 1.0 and 0.5"),
-        (partial(ode, rtol=0.0), "'rtol' should be positive and finite, got 0.0"),
-        (partial(ode, atol=float("nan")), "'atol' should be positive and finite, got nan"),
-        (partial(ode, atol=float("inf")), "'atol' should be positive and finite, got inf"),
+        partial(trapezoid, steps=0),
+        partial(trapezoid, steps=4, t_min=1.0, t_max=0.5),
+        partial(ode, rtol=0.0),
+        partial(ode, atol=float("nan")),
     ],
 )
-def test_rejects_bad_arguments(call: Callable[..., Quadrature], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_what_would_give_no_integral_is_refused(call: Callable[..., Quadrature]) -> None:
+    with pytest.raises(AssertionError):
         call(lambda x, t: x, torch.ones(1))

@@ -1,4 +1,4 @@
-r"""Tests for the ood_osdre.paths.schedules module."""
+r"""Laws of the schedules: derivatives, ends, and what keeps the learnable ones finite."""
 
 import math
 from collections.abc import Callable
@@ -56,15 +56,6 @@ def gradient_is_finite(schedule: Schedule, values: Tensor) -> bool:
 
 def test_rates_are_their_own_derivatives(name: str) -> None:
     schedule = SCHEDULES[name]()
-    t = allowed_times(schedule)
-    one = torch.ones_like(t)
-    slopes = torch.func.jvp(lambda t: schedule(t)[:2], (t,), (one,))[1]
-
-    torch.testing.assert_close(slopes, schedule(t)[2:])
-
-
-def test_reverse_mode_agrees_with_the_rates(name: str) -> None:
-    schedule = SCHEDULES[name]()
     t = allowed_times(schedule).requires_grad_()
     alpha, beta, d_alpha, d_beta = schedule(t)
 
@@ -89,11 +80,7 @@ def test_boundary_values_monotonicity_and_type(name: str) -> None:
     order = 2 if name in SPHERICAL else 1
     total = rates.alpha**order + rates.beta**order
     torch.testing.assert_close(total, torch.ones_like(total))
-
-
-@pytest.mark.parametrize("shape", [(), (7,), (2, 3)])
-def test_shapes(name: str, shape: tuple[int, ...]) -> None:
-    assert all(r.shape == shape for r in SCHEDULES[name]()(torch.rand(shape)))
+    assert all(r.shape == (2, 3) for r in schedule(torch.rand(2, 3)))
 
 
 def test_open_schedules_diverge_where_their_docstrings_say() -> None:
@@ -108,7 +95,7 @@ def test_open_schedules_diverge_where_their_docstrings_say() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("scale", [0.0, 1.0, 5.0, 50.0, 1e3])
+@pytest.mark.parametrize("scale", [0.0, 1.0, 50.0, 1e3])
 def test_kumaraswamy_is_finite_with_its_gradients(
     kind: str, dtype: torch.dtype, scale: float
 ) -> None:
@@ -116,7 +103,7 @@ def test_kumaraswamy_is_finite_with_its_gradients(
     tiny = 10.0 ** -torch.arange(1, 40)
     t = torch.cat([inner, tiny, 1 - tiny]).to(dtype)
 
-    for _ in range(5):
+    for _ in range(3):
         schedule = KumaraswamySchedule(4, kind)
         if scale > 0:
             scrambled(schedule, scale)
@@ -185,7 +172,7 @@ def test_kumaraswamy_keeps_its_digits_in_single_precision(kind: str, raw_a: floa
     torch.testing.assert_close(single.beta.double(), exact.beta, rtol=2e-5, atol=0)
 
 
-@pytest.mark.parametrize("components", [1, 2, 5, 8])
+@pytest.mark.parametrize("components", [1, 8])
 @pytest.mark.parametrize(
     ("kind", "reference", "distance"),
     [("affine", LinearSchedule(), 0.04), ("spherical", TrigonometricSchedule(), 0.02)],
@@ -211,17 +198,3 @@ def test_kumaraswamy_components_can_part(kind: str) -> None:
     for p in (schedule.raw_a, schedule.raw_b):
         assert p.grad is not None
         assert len(p.grad.unique()) == len(p)
-
-
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (lambda: KumaraswamySchedule(5, "cubic"), "'kind' should be one of"),
-        (lambda: KumaraswamySchedule(0), "'components' should be at least 1, got 0"),
-        (lambda: VariancePreservingSchedule(0.0, 20.0), "'rate_0'"),
-        (lambda: VariancePreservingSchedule(20.0, 0.1), "'rate_0' <= 'rate_1'"),
-    ],
-)
-def test_rejects_bad_arguments(build: Callable[[], Schedule], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        build()

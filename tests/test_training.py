@@ -1,12 +1,11 @@
-r"""Tests for the ood_osdre.training.trainer module, on vectors, where a step costs nothing."""
+r"""Laws of the training loop, on vectors, where a step costs nothing."""
 
+import ast
 import json
 import math
 import os
 import signal
-import subprocess
-import sys
-import textwrap
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import ood_osdre
 from ood_osdre.errors import UserError
 from ood_osdre.models.bases import RBFBasis
 from ood_osdre.models.networks import MLP, CoefficientNetwork
@@ -46,8 +46,8 @@ def batches(step: int) -> Batch:
 
 def validate(ratio: OneStepRatio) -> dict[str, float]:
     with torch.no_grad():
-        draw = batches(10_000)
-        gap = ratio.log_ratio(draw.x_1).mean() - ratio.log_ratio(draw.x_0).mean()
+        batch = batches(10_000)
+        gap = ratio.log_ratio(batch.x_1).mean() - ratio.log_ratio(batch.x_0).mean()
     return {"val_auroc": float(gap)}
 
 
@@ -73,27 +73,31 @@ def weights(trainer: Trainer) -> dict[str, Tensor]:
     }
 
 
+def logged(folder: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+
+
 def assert_identical(a: Trainer, b: Trainer) -> None:
     for (key, x), y in zip(weights(a).items(), weights(b).values(), strict=True):
         assert torch.equal(x, y), key
 
 
 def test_training_learns_and_every_parameter_moves(tmp_path: Path) -> None:
-    trainer = make(tmp_path, OPTIONS.replace(steps=200))
+    trainer = make(tmp_path, OPTIONS.replace(steps=120))
     before = {k: v.clone() for k, v in weights(trainer).items()}
     outcome = trainer.run(progress=False)
 
     assert outcome.finished
-    assert outcome.step == 200
+    assert outcome.step == 120
     # The true gap of two unit Gaussians at distance sqrt(2) is 2 nats.
     assert outcome.best["val_auroc"] == pytest.approx(2, abs=0.8)
     for key, value in weights(trainer).items():
         frozen = "centers" in key or "centres" in key or "num_batches" in key
         if key.startswith(("ratio", "objective")) and not frozen:
             assert not torch.equal(value, before[key]), key
-    entries = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
-    assert entries[-1]["step"] == 200
-    assert {"loss_endpoint", "loss_total", "images_per_second", "val_auroc"} <= set(entries[-1])
+    last = logged(tmp_path)[-1]
+    assert last["step"] == 120
+    assert {"loss_endpoint", "loss_total", "images_per_second", "val_auroc"} <= set(last)
 
 
 def test_the_best_validation_is_kept_and_written(tmp_path: Path) -> None:
@@ -110,7 +114,7 @@ def test_the_best_validation_is_kept_and_written(tmp_path: Path) -> None:
 
     assert [h["val_auroc"] for h in outcome.history] == [0.3, 0.9, 0.5]
     assert outcome.best["step"] == 20
-    tensors, _ = checkpoints.read_checkpoint(tmp_path, checkpoints.MODEL)
+    tensors, _, _ = checkpoints.read_checkpoint(tmp_path, checkpoints.MODEL)
     for key, value in seen[1].items():
         assert torch.equal(value, tensors[key])
         assert torch.equal(value, trainer.kept.state_dict()[key])
@@ -134,7 +138,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, stop: int) ->
         for h, o in zip(whole.outcome.history, outcome.history, strict=True)
     ]
     assert_identical(whole, resumed)
-    steps = [json.loads(x)["step"] for x in (tmp_path / "part/log.jsonl").read_text().splitlines()]
+    steps = [entry["step"] for entry in logged(tmp_path / "part")]
     assert steps == sorted(set(steps))
 
 
@@ -161,46 +165,31 @@ def test_a_time_budget_stops_resumably_without_changing_the_schedule(tmp_path: P
     assert_identical(whole, trainer)
 
 
-SCRIPT = """
-import sys, time
-from pathlib import Path
-sys.path.insert(0, {tests!r})
-import torch
-torch.set_default_dtype(torch.float64)
-import test_training as t
-trainer = t.make(Path(sys.argv[1]))
-def slow(step):
-    if step == 11:
-        print("ready", flush=True)
-    time.sleep(0.05 if step >= 11 else 0)
-    return t.batches(step)
-trainer.batches = slow
-outcome = trainer.run(progress=False)
-print(outcome.reason, outcome.step, flush=True)
-"""
-
-
-@pytest.mark.parametrize(
-    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signals_save_first(tmp_path: Path, number: signal.Signals) -> None:
-    script = textwrap.dedent(SCRIPT).format(tests=str(Path(__file__).parent))
-    process = subprocess.Popen(
-        [sys.executable, "-c", script, str(tmp_path)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline().strip() == "ready"
-    process.send_signal(number)
-    reason, step = process.stdout.readline().split()
-    assert process.wait(timeout=60) == 0
-    assert reason == number.name
+    def slow(step: int) -> Batch:
+        if step == 11:
+            (tmp_path / "ready").touch()
+        time.sleep(0.05 if step >= 11 else 0)
+        return batches(step)
 
-    _, metadata = checkpoints.read_checkpoint(tmp_path, checkpoints.STATE)
-    assert metadata["step"] == int(step)
+    trainer = make(tmp_path)
+    trainer.batches = slow
+    pid = os.fork()
+    if not pid:  # with the parent's imports, which take longer than the run
+        try:
+            outcome = trainer.run(progress=False)
+            (tmp_path / "outcome").write_text(f"{outcome.reason} {outcome.step}")
+        finally:
+            os._exit(0)
+    while not (tmp_path / "ready").exists():
+        time.sleep(0.01)
+    os.kill(pid, number)
+    os.waitpid(pid, 0)
+    reason, step = (tmp_path / "outcome").read_text().split()
+    assert reason == number.name
     assert 11 < int(step) < 30
+    assert checkpoints.read_checkpoint(tmp_path, checkpoints.STATE)[1]["step"] == int(step)
 
     whole, resumed = make(), make(tmp_path)
     whole.run(progress=False)
@@ -212,23 +201,26 @@ def test_a_loss_that_is_not_finite_is_reported_and_not_saved(tmp_path: Path) -> 
     trainer = make(tmp_path)
 
     def poisoned(step: int) -> Batch:
-        draw = batches(step)
-        return draw._replace(x_0=draw.x_0 * math.nan) if step >= 16 else draw
+        batch = batches(step)
+        return batch._replace(x_0=batch.x_0 * math.nan) if step >= 16 else batch
 
     trainer.batches = poisoned
     with pytest.raises(UserError, match=r"not finite at step 2\d"):
         trainer.run(progress=False)
-    _, metadata = checkpoints.read_checkpoint(tmp_path, checkpoints.STATE)
+    _, metadata, _ = checkpoints.read_checkpoint(tmp_path, checkpoints.STATE)
     assert metadata["step"] == 14
 
 
-def test_another_run_cannot_be_resumed(tmp_path: Path) -> None:
-    trainer = make(tmp_path)
+@pytest.mark.parametrize("other", ["configuration", "file"])
+def test_another_run_cannot_be_resumed(tmp_path: Path, other: str) -> None:
+    trainer = make(tmp_path, OPTIONS.replace(steps=8))
     trainer.metadata = {"config": 1}
     trainer.run(progress=False)
-
-    with pytest.raises(UserError, match="another configuration"):
-        make(tmp_path).run(progress=False, resume=True)
+    if other == "file":  # a selected model is no state of a run
+        paths = [checkpoints.checkpoint_path(tmp_path, n) for n in ("model", "state")]
+        paths[0].replace(paths[1])
+    with pytest.raises(UserError, match=r"state\.safetensors: .* another configuration"):
+        make(tmp_path, OPTIONS.replace(steps=8)).run(progress=False, resume=True)
 
 
 def test_an_unknown_selection_key_names_the_known_ones() -> None:
@@ -289,11 +281,23 @@ def test_a_signal_on_the_last_step_finishes(tmp_path: Path) -> None:
     trainer = make(tmp_path, OPTIONS.replace(steps=1, warmup=0))
     outcome = trainer.run(time_budget=0.0, progress=False)
     assert outcome.finished
-    assert checkpoints.exists(tmp_path, checkpoints.MODEL)
+    assert checkpoints.checkpoint_path(tmp_path, checkpoints.MODEL).is_file()
 
 
 def test_a_fresh_run_starts_its_log_anew(tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").write_text(json.dumps({"step": 10}) + "\n{cut sho")
     make(tmp_path).run(progress=False)
-    steps = [json.loads(x)["step"] for x in (tmp_path / "log.jsonl").read_text().splitlines()]
-    assert steps == [10, 20, 30]
+    assert [entry["step"] for entry in logged(tmp_path)] == [10, 20, 30]
+
+
+def test_nobody_but_the_assembler_makes_a_trainer() -> None:
+    root = Path(ood_osdre.__file__).parent
+    makers = {
+        path.relative_to(root).as_posix()
+        for path in root.rglob("*.py")
+        if "Trainer(" in path.read_text(encoding="utf-8")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+        and getattr(node.func, "id", getattr(node.func, "attr", "")) == "Trainer"
+    }
+    assert makers == {"training/fit.py"}

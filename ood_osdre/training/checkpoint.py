@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from ..errors import UserError, one_line
@@ -65,7 +65,9 @@ def write_checkpoint(
     content = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
     digest = _digest(content, text)
     with atomic_path(path) as temporary:
-        save_file(content, temporary, {"format": FORMAT, "sha256": digest, "metadata": text})
+        # Not `save_file`, whose errors, temporary file and permissions are its own.
+        header = {"format": FORMAT, "sha256": digest, "metadata": text}
+        temporary.write_bytes(save(content, header))
     sweep(folder)
     return digest
 

@@ -279,8 +279,8 @@ class Trainer:
         # A model's own checkpoint has no run.
         if metadata.get("run") != json.loads(json.dumps(self.metadata)):
             raise UserError(
-                f"{source}: not the state of a run with this configuration and data, cannot be "
-                "resumed; choose another folder."
+                f"{source}: written by a run with another configuration or other data, "
+                "cannot be resumed by this one."
             )
         self.kept = copy.deepcopy(self.averaged)
         checkpoint.unpack_state(tensors, self._modules(), self.optimizer, source)
