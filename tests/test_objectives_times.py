@@ -11,11 +11,7 @@ from torch import Tensor
 from ood_osdre.objectives import TimeScoreMatching
 from ood_osdre.paths.gaussian import GaussianPath, Moments
 from ood_osdre.paths.noises import BridgeNoise, DDBINoise
-from ood_osdre.paths.schedules import (
-    FollmerSchedule,
-    KumaraswamySchedule,
-    TrigonometricSchedule,
-)
+from ood_osdre.paths.schedules import FollmerSchedule, KumaraswamySchedule, TrigonometricSchedule
 from ood_osdre.paths.times import (
     BridgeWeight,
     Constant,
@@ -43,9 +39,9 @@ def make_path(name: str = "trigonometric") -> GaussianPath:
 
 
 TIMES = {
-    "uniform": lambda: UniformTimes(),
+    "uniform": UniformTimes,
     "uniform-part": lambda: UniformTimes(0.2, 0.7),
-    "logit-normal": lambda: LogitNormalTimes(),
+    "logit-normal": LogitNormalTimes,
     "logit-normal-wide": lambda: LogitNormalTimes(1.0, 3.0),
     "logit-normal-part": lambda: LogitNormalTimes(0.5, 2.0, low=0.1, high=0.95),
     "uniform-stratified": lambda: UniformTimes(0.2, 0.7, stratified=True),
@@ -57,9 +53,19 @@ TIMES = {
     "inverse-variance-follmer": lambda: InverseVarianceTimes(make_path("follmer"), MOMENTS),
     "inverse-variance-learnable": lambda: InverseVarianceTimes(make_path("kumaraswamy"), MOMENTS),
 }
+
+
+class Cubic(Weight):
+    r"""A weight whose derivative is the default one."""
+
+    def value(self, t: Tensor) -> Tensor:
+        return t**3
+
+
 WEIGHTS = {
+    "cubic": Cubic,
     "constant": lambda: Constant(3.0),
-    "bridge": lambda: BridgeWeight(),
+    "bridge": BridgeWeight,
     "inverse-variance": lambda: InverseVarianceWeight(make_path(), MOMENTS),
     "inverse-variance-learnable": lambda: InverseVarianceWeight(make_path("kumaraswamy"), MOMENTS),
     "noise-variance": lambda: NoiseVarianceWeight(make_path("follmer")),
@@ -126,7 +132,7 @@ def test_stratified_times_are_evenly_spaced_in_probability(name: str) -> None:
 @pytest.mark.parametrize("name", STRATIFIED)
 def test_each_stratified_time_is_distributed_as_an_independent_one(name: str) -> None:
     times, generator = TIMES[name](), torch.Generator().manual_seed(3)
-    first = torch.stack([times.sample(8, generator)[0] for _ in range(2000)])
+    first = torch.stack([times.sample(8, generator)[0] for _ in range(800)])
 
     assert stats.kstest(cdf(times, first).numpy(), "uniform").pvalue > 1e-3
 
@@ -169,23 +175,15 @@ def test_log_derivative_is_that_of_the_density(times: Times) -> None:
     )
 
 
-def test_logit_normal_density_is_zero_at_the_ends_and_its_samples_are_inside() -> None:
-    times = LogitNormalTimes(0.0, 4.0)
-    assert (times.density(torch.tensor([0.0, 1.0])) == 0).all()
-
-    t = times.sample(100_000).float()
-    assert torch.isfinite(times.log_derivative(t[(t > 0) & (t < 1)])).all()
-
-
-def test_wide_logit_normal_times_round_to_neither_end() -> None:
+def test_logit_normal_times_are_inside_where_their_density_is_not_zero() -> None:
     torch.set_default_dtype(torch.float32)
     times = LogitNormalTimes(0.0, 8.0)
     t = times.sample(200_000)
 
     assert t.dtype == torch.float32
-    assert t.min() > 0
-    assert t.max() < 1
+    assert 0 < t.min() < t.max() < 1
     assert torch.isfinite(times.log_derivative(t)).all()
+    assert (times.density(torch.tensor([0.0, 1.0])) == 0).all()
 
 
 def test_inverse_variance_times_follow_a_learnable_path() -> None:
@@ -229,11 +227,6 @@ def test_weight_derivative_matches_differences(weight: Weight) -> None:
     torch.testing.assert_close(weight.derivative(t), expected, rtol=1e-6, atol=1e-7)
 
 
-def test_default_derivative_is_that_of_the_value() -> None:
-    t = torch.linspace(0, 1, 9)
-    torch.testing.assert_close(Weight.derivative(BridgeWeight(), t), 1 - 2 * t)
-
-
 def test_weights_are_non_negative_and_leave_the_path_alone(weight: Weight) -> None:
     t = torch.linspace(0.001, 0.999, 33, requires_grad=False)
     value, slope = weight.value(t), weight.derivative(t)
@@ -242,13 +235,3 @@ def test_weights_are_non_negative_and_leave_the_path_alone(weight: Weight) -> No
     assert (value >= 0).all()
     assert not value.requires_grad
     assert not slope.requires_grad
-
-
-def test_inverse_variance_weight_is_the_inverse_of_the_mean_variance() -> None:
-    path = make_path()
-    x_0, x_1 = torch.randn(50_000, 3), 1 + 0.5 * torch.randn(50_000, 3)
-    t = torch.full((50_000,), 0.3)
-    expected = path.time_score(x_0, x_1, t, torch.randn(50_000, 3)).var()
-    weight = InverseVarianceWeight(path, Moments.of(x_0, x_1))
-
-    torch.testing.assert_close(1 / weight.value(t[0]), expected, rtol=0.03, atol=0)

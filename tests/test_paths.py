@@ -1,4 +1,4 @@
-r"""Laws of the Gaussian paths: rates, conditional time scores and their variance."""
+r"""Laws of the schedules and the Gaussian paths: rates, conditional time scores, their variance."""
 
 import itertools
 import math
@@ -20,13 +20,21 @@ from ood_osdre.paths.schedules import (
     VariancePreservingSchedule,
 )
 
+
+def scrambled(schedule: KumaraswamySchedule, scale: float = 1.0) -> KumaraswamySchedule:
+    for p in schedule.parameters():
+        nn.init.normal_(p, std=scale)
+    return schedule
+
+
+KINDS = ["affine", "spherical"]
 SCHEDULES: dict[str, Callable[[], Schedule]] = {
     "linear": LinearSchedule,
     "trigonometric": TrigonometricSchedule,
     "variance_preserving": VariancePreservingSchedule,
     "follmer": FollmerSchedule,
-    "affine": lambda: KumaraswamySchedule(3, "affine"),
-    "spherical": lambda: KumaraswamySchedule(3, "spherical"),
+    "affine": lambda: scrambled(KumaraswamySchedule(3, "affine")),
+    "spherical": lambda: scrambled(KumaraswamySchedule(3, "spherical")),
 }
 NOISES: dict[str, Callable[[], NoiseModel]] = {
     "dequantisation": lambda: DequantisationNoise(0.2),
@@ -47,11 +55,16 @@ def expanded_rates(path: GaussianPath, t: Tensor, x: Tensor) -> Rates:
 
 
 def test_rates_are_their_own_derivatives(path: GaussianPath) -> None:
-    t = torch.linspace(*path.t_range, 65)
-    slopes = torch.func.jvp(lambda t: path.rates(t)[:3], (t,), (torch.ones_like(t),))[1]
-
-    torch.testing.assert_close(slopes, path.rates(t)[3:])
-    assert all(r.shape == t.shape and torch.isfinite(r).all() for r in path.rates(t))
+    t = torch.linspace(*path.t_range, 65, requires_grad=True)
+    rates = path.rates(t)
+    for value, derivative in zip(rates[:3], rates[3:], strict=True):
+        slope = torch.zeros_like(t)
+        if value.requires_grad:
+            (slope,) = torch.autograd.grad(value.sum(), t, retain_graph=True)
+        torch.testing.assert_close(derivative, slope)
+        assert value.shape == derivative.shape == t.shape
+        assert value.isfinite().all()
+        assert derivative.isfinite().all()
 
 
 def test_noise_models_match_their_formulas() -> None:
@@ -154,7 +167,7 @@ def test_sample_has_the_conditional_mean_and_variance(path: GaussianPath) -> Non
     torch.testing.assert_close(((plus - minus) / 2) ** 2, r.v * z**2)
 
 
-@pytest.mark.parametrize("kind", ["affine", "spherical"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("scale", [1.0, 20.0])
 def test_variance_gradients_are_finite_on_the_closed_interval(
@@ -163,10 +176,7 @@ def test_variance_gradients_are_finite_on_the_closed_interval(
     t = torch.linspace(0, 1, 33, dtype=dtype)
     moments = Moments(3072, 3000.0, 100.0, 3100.0)
     for noise in (DDBINoise(0.01, 0.005, learnable=True), BridgeNoise(1.0, 0.005, learnable=True)):
-        path = GaussianPath(KumaraswamySchedule(4, kind), noise)
-        for p in path.schedule.parameters():
-            nn.init.normal_(p, std=scale)
-        path = path.to(dtype)
+        path = GaussianPath(scrambled(KumaraswamySchedule(4, kind), scale), noise).to(dtype)
         variance = path.moment_variance(t, moments)
         grads = torch.autograd.grad(variance.mean(), list(path.parameters()))
 
@@ -174,7 +184,7 @@ def test_variance_gradients_are_finite_on_the_closed_interval(
         assert all(torch.isfinite(g).all() and g.abs().sum() > 0 for g in grads)
 
 
-@pytest.mark.parametrize("kind", ["affine", "spherical"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_no_gradient_reaches_the_path_through_its_samples(kind: str) -> None:
     path = GaussianPath(KumaraswamySchedule(2, kind), DDBINoise(0.1, 0.05, learnable=True))
     x_0, x_1, noise = torch.randn(3, 4, 3, 4, 4)
@@ -250,6 +260,147 @@ def test_default_times() -> None:
     assert GaussianPath(LinearSchedule(), noise).t_range == (0, 1)
     assert GaussianPath(FollmerSchedule(), noise).t_range == (1e-3, 1 - 1e-3)
     assert GaussianPath(LinearSchedule(), noise, t_min=0.1).t_range == (0.1, 0.9)
+
+
+# Schedules by themselves.
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_schedules_go_from_one_end_to_the_other(name: str) -> None:
+    schedule = SCHEDULES[name]()
+    ends = schedule(torch.tensor([0.0, 1.0]))
+    left = math.exp(-20.1 / 4) if name == "variance_preserving" else 0.0
+    torch.testing.assert_close(ends.alpha, torch.tensor([1.0, left]))
+    torch.testing.assert_close(ends.beta, torch.tensor([0.0, math.sqrt(1 - left**2)]))
+
+    low = 0 if schedule.closed else 1e-3
+    rates = schedule(torch.linspace(low, 1 - low, 1025))
+    assert (rates.alpha.diff() < 0).all()
+    assert (rates.beta.diff() > 0).all()
+    order = 1 if name in ("linear", "affine") else 2
+    total = rates.alpha**order + rates.beta**order
+    torch.testing.assert_close(total, torch.ones_like(total))
+    assert all(r.shape == (2, 3) for r in schedule(torch.rand(2, 3)))
+
+
+def test_open_schedules_diverge_where_their_docstrings_say() -> None:
+    zero, one = torch.zeros(()), torch.ones(())
+
+    assert VariancePreservingSchedule()(zero).d_beta == math.inf
+    assert VariancePreservingSchedule()(one).alpha == pytest.approx(0.0066, abs=5e-5)
+    assert FollmerSchedule()(one).d_alpha == -math.inf
+    assert all(torch.isfinite(r) for r in FollmerSchedule()(zero))
+    assert all(torch.isfinite(r) for r in VariancePreservingSchedule()(one))
+
+
+def gradient_is_finite(schedule: Schedule, values: Tensor) -> bool:
+    grads = torch.autograd.grad(values.sum(), list(schedule.parameters()), retain_graph=True)
+    return all(bool(torch.isfinite(g).all()) for g in grads)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("scale", [0.0, 1.0, 50.0, 1e3])
+def test_kumaraswamy_is_finite_with_its_gradients(
+    kind: str, dtype: torch.dtype, scale: float
+) -> None:
+    inner = torch.linspace(0, 1, 33)
+    tiny = 10.0 ** -torch.arange(1, 40)
+    t = torch.cat([inner, tiny, 1 - tiny]).to(dtype)
+
+    for _ in range(3):
+        schedule = KumaraswamySchedule(4, kind)
+        schedule = (scrambled(schedule, scale) if scale else schedule).to(dtype)
+
+        for rate in schedule(t):
+            assert rate.dtype == dtype
+            assert torch.isfinite(rate).all()
+            assert gradient_is_finite(schedule, rate)
+            # A sum may hide opposite infinities; the squares do not.
+            assert gradient_is_finite(schedule, rate**2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kumaraswamy_matches_the_textbook_mixture(kind: str) -> None:
+    schedule = scrambled(KumaraswamySchedule(3, kind))
+    t = torch.linspace(0.02, 0.98, 49)
+    (a, b), w = schedule.shapes, schedule.weights
+    m = 1 if kind == "affine" else 2
+    s = t[:, None]
+
+    cdf = w[0] * t**m + (1 - (1 - s**a) ** b) @ w[1:]
+    pdf = w[0] * m * t ** (m - 1) + (a * b * s ** (a - 1) * (1 - s**a) ** (b - 1)) @ w[1:]
+    beta = cdf if kind == "affine" else torch.sqrt(1 - (1 - cdf) ** 2)
+    d_beta = pdf if kind == "affine" else (1 - cdf) * pdf / beta
+
+    torch.testing.assert_close(schedule(t), type(schedule(t))(1 - cdf, beta, -pdf, d_beta))
+    assert (a > m).all()
+    assert (b > 2).all()
+    torch.testing.assert_close(w.sum(), torch.ones(()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kumaraswamy_parameter_gradients_are_continuous_at_the_ends(kind: str) -> None:
+    schedule = KumaraswamySchedule(3, kind)
+    with torch.no_grad():
+        schedule.raw_a.fill_(2.0)
+
+    def gradients(time: float) -> list[Tensor]:
+        rates = schedule(torch.tensor([time]))
+        return [
+            g
+            for r in rates
+            for g in torch.autograd.grad(r.sum(), list(schedule.parameters()), retain_graph=True)
+        ]
+
+    for end, near in [(0.0, 1e-9), (1.0, 1 - 1e-9)]:
+        for at_end, nearby in zip(gradients(end), gradients(near), strict=True):
+            torch.testing.assert_close(at_end, nearby, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("raw_a", [1.0, -10.0])
+def test_kumaraswamy_keeps_its_digits_in_single_precision(kind: str, raw_a: float) -> None:
+    schedule = KumaraswamySchedule(5, kind)
+    nn.init.constant_(schedule.raw_a, raw_a)
+    t = torch.logspace(-25, 0, 101)
+    exact = schedule(t)
+    single = schedule.float()(t.float())
+
+    for rate in ("beta", "d_alpha", "d_beta"):
+        torch.testing.assert_close(
+            getattr(single, rate).double(), getattr(exact, rate), rtol=1e-5, atol=3e-6
+        )
+    # Relative digits, down to times whose powers underflow.
+    torch.testing.assert_close(single.beta.double(), exact.beta, rtol=2e-5, atol=0)
+
+
+@pytest.mark.parametrize("components", [1, 8])
+@pytest.mark.parametrize(
+    ("kind", "reference", "distance"),
+    [("affine", LinearSchedule(), 0.04), ("spherical", TrigonometricSchedule(), 0.02)],
+    ids=KINDS,
+)
+def test_kumaraswamy_starts_near_the_fixed_schedule(
+    components: int, kind: str, reference: Schedule, distance: float
+) -> None:
+    t = torch.linspace(0, 1, 257)
+    start, target = KumaraswamySchedule(components, kind)(t), reference(t)
+
+    assert (start.alpha - target.alpha).abs().max() < distance
+    assert (start.beta - target.beta).abs().max() < distance
+    assert start.d_alpha.abs().max() < 2
+    assert start.d_beta.abs().max() < 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kumaraswamy_components_can_part(kind: str) -> None:
+    schedule = KumaraswamySchedule(4, kind)
+    schedule(torch.rand(64)).d_alpha.square().sum().backward()
+
+    for p in (schedule.raw_a, schedule.raw_b):
+        assert p.grad is not None
+        assert len(p.grad.unique()) == len(p)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 r"""Laws of the training loop, on vectors, where a step costs nothing."""
 
 import ast
+import itertools
 import json
 import math
 import os
@@ -11,12 +12,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import ood_osdre
 from ood_osdre.errors import UserError
 from ood_osdre.models.bases import RBFBasis
-from ood_osdre.models.networks import MLP, CoefficientNetwork
+from ood_osdre.models.networks import MLP, CoefficientNetwork, ResNetBackbone
 from ood_osdre.models.ratio import OneStepRatio
 from ood_osdre.objectives import (
     Batch,
@@ -30,6 +31,12 @@ from ood_osdre.paths.noises import DDBINoise
 from ood_osdre.paths.schedules import KumaraswamySchedule
 from ood_osdre.sections import TrainingConfig
 from ood_osdre.training import checkpoint as checkpoints
+from ood_osdre.training.optimisation import (
+    adamw,
+    autocast_dtype,
+    average_into,
+    learning_rate_factor,
+)
 from ood_osdre.training.trainer import Trainer, distributed
 
 OPTIONS = TrainingConfig(
@@ -269,14 +276,6 @@ def test_processes_agree_on_when_to_stop_about_once_a_second(
     assert 1 <= len(looks) < OPTIONS.steps / 2
 
 
-def test_the_average_holds_the_basis_too() -> None:
-    trainer = make()
-    trainer.run(progress=False)
-    averaged, ratio = trainer.averaged.basis.integral(), trainer.ratio.basis.integral()
-    assert not torch.equal(averaged, ratio)
-    torch.testing.assert_close(averaged, ratio, rtol=0.05, atol=0)
-
-
 def test_a_signal_on_the_last_step_finishes(tmp_path: Path) -> None:
     trainer = make(tmp_path, OPTIONS.replace(steps=1, warmup=0))
     outcome = trainer.run(time_budget=0.0, progress=False)
@@ -301,3 +300,54 @@ def test_nobody_but_the_assembler_makes_a_trainer() -> None:
         and getattr(node.func, "id", getattr(node.func, "attr", "")) == "Trainer"
     }
     assert makers == {"training/fit.py"}
+
+
+# The parts of a step.
+
+PEAKS = TrainingConfig(steps=30, lr=1e-2, warmup=5, weight_decay=0.1, basis_lr_factor=0.5)
+
+
+def test_the_learning_rate_warms_up_and_ends_at_zero() -> None:
+    rates = [learning_rate_factor(s, PEAKS) for s in range(PEAKS.steps + 1)]
+    assert rates[0] == pytest.approx(1 / 5)
+    assert max(rates) == rates[4]
+    assert rates[-1] == pytest.approx(0)
+    assert all(a >= b for a, b in itertools.pairwise(rates[4:]))
+
+
+def test_only_weights_decay_and_every_parameter_is_trained_once() -> None:
+    backbone = ResNetBackbone(0.125, (1, 1, 1, 1))
+    network = CoefficientNetwork(backbone, backbone.features, 4, classes=3)
+    ratio = OneStepRatio(network, RBFBasis(size=4))
+    path = GaussianPath(KumaraswamySchedule(2), DDBINoise(0.1, 0.1, learnable=True))
+    objective = Objective({"endpoint": (1.0, EndPointLoss(path))})
+    groups = adamw(ratio, objective, PEAKS).param_groups
+
+    trained = [id(p) for g in groups for p in g["params"]]
+    assert sorted(trained) == sorted(map(id, [*ratio.parameters(), *path.parameters()]))
+    decay = {id(p): g["weight_decay"] for g in groups for p in g["params"]}
+    peak = {id(p): g["peak"] for g in groups for p in g["params"]}
+    for p in network.parameters():
+        assert decay[id(p)] == (0.1 if p.ndim > 1 else 0.0)
+        assert peak[id(p)] == 1e-2
+    assert all(decay[id(p)] == 0 and peak[id(p)] == 1e-2 for p in path.parameters())
+    assert all(decay[id(p)] == 0 and peak[id(p)] == 5e-3 for p in ratio.basis.parameters())
+
+
+def test_the_average_holds_parameters_and_statistics_and_copies_counts() -> None:
+    old, new = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
+    new(torch.randn(8, 3))
+    nn.init.normal_(new.weight)
+    expected = {k: 0.75 * v + 0.25 * new.state_dict()[k] for k, v in old.state_dict().items()} | {
+        "num_batches_tracked": torch.tensor(1)
+    }
+    average_into(old, new, decay=0.75)
+
+    for key, value in old.state_dict().items():
+        torch.testing.assert_close(value, expected[key])
+
+
+def test_automatic_precision_on_the_cpu_is_full() -> None:
+    cpu = torch.device("cpu")
+    types = [autocast_dtype(amp, cpu) for amp in ("auto", "none", "bf16", "fp16")]
+    assert types == [None, None, torch.bfloat16, torch.float16]

@@ -161,6 +161,7 @@ class ImageBatches(Batches):
             for s in (id_train, reference)
         )
         self.id_labels = torch.as_tensor(id_train.labels, device=self.device)
+        # The order of the current epoch.
         self._shuffles: dict[Stream, tuple[int, Tensor]] = {}
 
     def moments(self) -> Moments:  # noqa: D102
@@ -169,26 +170,23 @@ class ImageBatches(Batches):
     def pairs(self, step: int, generator: Generator) -> Pairs:
         r"""Returns the images of a step, each with shape :math:`(B, C, H, W)`."""
         chosen = self._indices(step, Stream.SHUFFLE_ID, len(self.id_images))
-        x_1 = self._augmented(self.id_images, chosen, generator)
         other = self._indices(step, Stream.SHUFFLE_REFERENCE, len(self.reference_images))
-        x_0 = self._augmented(self.reference_images, other, generator)
+        flip, crop, pixels = self.options.flip, self.options.crop, self.preprocess.pixels
+        x_1 = pixels(flip_crop(self.id_images, chosen, flip, crop, generator))
+        x_0 = pixels(flip_crop(self.reference_images, other, flip, crop, generator))
         random = Randomness(generator, step_generator(self.seed, Stream.HOST, step, "cpu"))
         x_0 = vary_reference(x_0, x_1, self.options, random)
         normalise = self.preprocess.normalise
         return Pairs(normalise(x_0), normalise(x_1), self.id_labels[chosen])
 
-    def _augmented(self, images: Tensor, chosen: Tensor, generator: Generator) -> Tensor:
-        flip, crop = self.options.flip, self.options.crop
-        return self.preprocess.pixels(flip_crop(images, chosen, flip, crop, generator))
-
     def _indices(self, step: int, stream: Stream, total: int) -> Tensor:
         r"""Returns the images of a step: epochs without replacement, end to end."""
-        positions = torch.arange(step * self.batch_size, (step + 1) * self.batch_size)
-        epochs = (positions // total).tolist()
+        first, last = step * self.batch_size, (step + 1) * self.batch_size
         parts = []
-        for epoch in sorted(set(epochs)):
+        for epoch in range(first // total, (last - 1) // total + 1):
+            start = epoch * total
             order = self._shuffle(epoch, stream, total)
-            parts.append(order[positions[positions // total == epoch] % total])
+            parts.append(order[max(first - start, 0) : last - start])
         indices = torch.cat(parts)
         if self.device.type == "cuda":
             # From pinned memory the copy does not wait for the device.

@@ -16,10 +16,6 @@ def learning_rate_factor(step: int, options: TrainingConfig) -> float:
     r"""Returns the share of the peak learning rate: linear warm-up times a cosine decay.
 
     The cosine runs over all steps, from the first, and ends at zero.
-
-    Arguments:
-        step: The number of steps done.
-        options: The lengths, in steps.
     """
     warm = min(1.0, (step + 1) / max(options.warmup, 1))
     return warm * 0.5 * (1 + math.cos(math.pi * step / options.steps))
@@ -28,13 +24,8 @@ def learning_rate_factor(step: int, options: TrainingConfig) -> float:
 def adamw(ratio: RatioModel, objective: nn.Module, options: TrainingConfig) -> torch.optim.AdamW:
     r"""Builds AdamW: no decay on norms, biases, basis and path; a lower rate on basis shapes.
 
-    Arguments:
-        ratio: The ratio.
-        objective: The objective, whose terms may hold parameters: a learnable path.
-        options: The learning rate and the decay.
-
-    Returns:
-        The optimiser. Each of its groups has its peak learning rate under `peak`.
+    The terms of the objective may hold parameters: a learnable path, a data score. Each group of
+    the optimiser has its peak learning rate under `peak`.
     """
     trained = [(name, p) for name, p in ratio.named_parameters() if p.requires_grad]
     basis = [p for name, p in trained if name.startswith("basis.")]

@@ -113,10 +113,10 @@ class Trainer:
         self.scaler = torch.amp.GradScaler(
             self.device.type, enabled=dtype is torch.float16 and self.device.type == "cuda"
         )
-        together: nn.Module = _Together(ratio, objective)
+        losses: nn.Module = _Losses(ratio, objective)
         if options.compile:
-            together = torch.compile(together)  # type: ignore[assignment]
-        self.loss = distributed.parallel(together, self.device)
+            losses = torch.compile(losses)  # type: ignore[assignment]
+        self.losses = distributed.parallel(losses, self.device)
         if options.batch_size % (processes := distributed.world_size()):
             raise UserError(
                 f"training.batch_size: got {options.batch_size}, expected a multiple of the "
@@ -134,7 +134,7 @@ class Trainer:
         rows = distributed.share(len(batch.t))
         batch = Batch(*(None if x is None else x[rows] for x in batch))  # type: ignore[arg-type]
         with self.autocast:
-            losses = {k: v.mean() for k, v in self.loss(batch).items()}
+            losses = {k: v.mean() for k, v in self.losses(batch).items()}
 
         self.optimizer.zero_grad(set_to_none=True)
         self.scaler.scale(losses["total"]).backward()
@@ -253,13 +253,9 @@ class Trainer:
             )
 
     def _modules(self) -> dict[str, nn.Module]:
-        return {
-            "ratio": self.ratio,
-            "averaged": self.averaged,
-            "kept": self.kept,
-            # Learnable paths, data scores: whatever else the optimiser trains.
-            "objective": self.objective,
-        }
+        own = {"ratio": self.ratio, "averaged": self.averaged, "kept": self.kept}
+        # Learnable paths, data scores: whatever else the optimiser trains.
+        return {**own, "objective": self.objective}
 
     def _save(self) -> None:
         if self.output is None:
@@ -270,10 +266,8 @@ class Trainer:
         checkpoint.write_checkpoint(self.output, checkpoint.STATE, tensors, metadata)
 
     def _resume(self) -> None:
-        if self.folder is None:
-            return
-        source = checkpoint.checkpoint_path(self.folder, checkpoint.STATE)
-        if not source.is_file():
+        source = checkpoint.checkpoint_path(self.folder or Path(), checkpoint.STATE)
+        if self.folder is None or not source.is_file():
             return
         tensors, metadata, _ = checkpoint.read_checkpoint(self.folder, checkpoint.STATE)
         # A model's own checkpoint has no run.
@@ -299,8 +293,8 @@ class Trainer:
         return losses
 
 
-class _Together(nn.Module):
-    r"""The ratio and the objective as one module, whose gradients processes can average."""
+class _Losses(nn.Module):
+    r"""The model and the objective as one module, whose gradients processes can average."""
 
     def __init__(self, ratio: RatioModel, objective: nn.Module) -> None:
         super().__init__()
