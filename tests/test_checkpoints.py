@@ -15,12 +15,11 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from test_training import OPTIONS, assert_identical, batches, make
+from test_training import assert_identical, batches, make
 from torch import nn
 
 from ood_osdre.cli import FAILED, main
 from ood_osdre.data.inputs import read
-from ood_osdre.detectors.one_step import OneStepDetector
 from ood_osdre.errors import UserError
 from ood_osdre.evaluation.scorer import load_scorer
 from ood_osdre.evaluation.scores import read_scores
@@ -254,50 +253,6 @@ def test_a_disk_that_fills_up_half_way_through_a_checkpoint(
     whole.run(progress=False)
     resumed.run(progress=False, resume=True)
     assert_identical(whole, resumed)
-
-
-def test_a_full_disk_at_the_end_keeps_the_state(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trainer = make(tmp_path, OPTIONS.replace(steps=14))
-    finish = trainer._finish
-
-    def full() -> None:
-        full_disk(monkeypatch, 10)
-        finish()
-
-    trainer._finish = full  # type: ignore[method-assign]
-    with pytest.raises(UserError, match="No space left"):
-        trainer.run(progress=False)
-    monkeypatch.undo()
-    assert not (tmp_path / NAME).exists()
-    assert make(tmp_path, OPTIONS.replace(steps=14)).run(progress=False, resume=True).finished
-    assert (tmp_path / NAME).exists()
-
-
-def small_detector() -> OneStepDetector:
-    detector = OneStepDetector(
-        {"network": {"kind": "mlp", "width": 0.125, "depths": [1]}},
-        device="cpu",
-        progress=False,
-        training__steps=2,
-    )
-    rng = np.random.default_rng(0)
-    return detector.fit(rng.normal(size=(20, 2)), rng.normal(size=(20, 2)))
-
-
-def test_a_full_disk_while_a_detector_is_saved_keeps_the_old_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    torch.set_default_dtype(torch.float32)
-    x = np.random.default_rng(1).normal(size=(30, 2))
-    detector = small_detector().calibrate(x, 0.2)
-    detector.save(tmp_path)
-    full_disk(monkeypatch, 50)
-    with pytest.raises(UserError, match="No space left"):
-        small_detector().calibrate(x + 1, 0.3).save(tmp_path)
-    monkeypatch.undo()
-    assert (OneStepDetector.load(tmp_path).pvalue(x) == detector.pvalue(x)).all()
 
 
 def test_the_command_refuses_bad_weights_in_one_line_and_writes_nothing(

@@ -119,7 +119,7 @@ class ConditionalJointScoreMatching(ConditionalScoreMatching):
     :math:`\nabla_x \log p_t`. It helps the time score only as far as the two networks share
     weights; the ratio never uses it.
 
-    Arguments are those of :class:`ConditionalScoreMatching`, for the time part, and:
+    Takes the arguments of :class:`ConditionalScoreMatching`, for the time part, and:
 
     Arguments:
         data_score: The network :math:`s^x(x, t)`.

@@ -145,7 +145,7 @@ class EndPointLoss(EndTerm):
     All but `"infonce"`, `"chisq"` and `"pw_ridge"` are proper composite losses: they match the
     ratio in a Bregman divergence.
 
-    Arguments are those of :class:`EndTerm`, and:
+    Takes the arguments of :class:`EndTerm`, and:
 
     Arguments:
         loss: One of the keys of :data:`LOSSES`.

@@ -94,15 +94,7 @@ class TimeScoreMatching(PathTerm):
     def loss_of_scores(
         self, t: Tensor, s: Tensor, derivative: Tensor, s_low: Tensor, s_high: Tensor
     ) -> Tensor:
-        r"""Returns the unreduced loss of the scores that it needs, with shape :math:`(B)`.
-
-        Arguments:
-            t: The times, with shape :math:`(B)`, like all that follow.
-            s: The score :math:`s(x_t, t)`.
-            derivative: Its derivative :math:`\partial_t s(x_t, t)`.
-            s_low: The score :math:`s(x_a, a)`.
-            s_high: The score :math:`s(x_b, b)`.
-        """
+        r"""Returns the loss of the scores at `t` and at both bounds, each with shape :math:`(B)`."""
         weight, times = self.weight, self.times
 
         def effective(bound: float) -> Tensor:
@@ -131,7 +123,7 @@ class JointScoreMatching(TimeScoreMatching):
         time score, so the square belongs there. For times that are not uniform, the printed
         :math:`2 \dot\lambda s` is wrong as well, see :class:`TimeScoreMatching`.
 
-    Arguments are those of :class:`TimeScoreMatching`, and:
+    Takes the arguments of :class:`TimeScoreMatching`, and:
 
     Arguments:
         data_score: The network :math:`s^x(x, t)`.

@@ -19,7 +19,7 @@ from .endpoint import EndTerm
 class ClassLoss(EndTerm):
     r"""Cross-entropy of the class head at the ID points.
 
-    Arguments are those of :class:`~ood_osdre.objectives.endpoint.EndTerm`.
+    Takes the arguments of :class:`~ood_osdre.objectives.endpoint.EndTerm`.
     """
 
     ends = slice(1, 2)
@@ -37,7 +37,7 @@ class OutlierExposure(EndTerm):
     Beside :class:`ClassLoss` it makes a classifier that is unsure about the reference, to be
     scored by its largest softmax probability: a baseline that sees the same data as a ratio does.
 
-    Arguments are those of :class:`~ood_osdre.objectives.endpoint.EndTerm`.
+    Takes the arguments of :class:`~ood_osdre.objectives.endpoint.EndTerm`.
 
     References:
         | Deep anomaly detection with outlier exposure (Hendrycks et al., 2019)
@@ -59,7 +59,7 @@ class Shrinkage(EndTerm):
     nats and an end-point loss alone drives :math:`f` ever further out. A small weight here bounds
     the ratios, at the price of a bias towards zero.
 
-    Arguments are those of :class:`~ood_osdre.objectives.endpoint.EndTerm`.
+    Takes the arguments of :class:`~ood_osdre.objectives.endpoint.EndTerm`.
     """
 
     def loss(self, ratio: Ratio, batch: Batch, at: Mapping[str, Any]) -> Tensor:  # noqa: D102

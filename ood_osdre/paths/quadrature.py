@@ -83,7 +83,7 @@ def ode(
         batches are ranked against each other, the tolerance has to be well below the spread of
         their log-ratios.
 
-    Arguments are those of :func:`trapezoid`, but for the steps.
+    Takes the arguments of :func:`trapezoid`, but for the steps, and:
 
     Arguments:
         rtol: The relative tolerance, above 0.

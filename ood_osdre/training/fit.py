@@ -49,7 +49,7 @@ def assemble(
 ) -> Trainer:
     r"""Returns the training loop of a model.
 
-    Arguments are those of :class:`~ood_osdre.training.trainer.Trainer`, but:
+    Takes the arguments of :class:`~ood_osdre.training.trainer.Trainer`, but for two.
 
     Arguments:
         objective: Builds the times and the objective, given the moments of the batches.
@@ -77,7 +77,7 @@ def fit(
 ) -> Fit:
     r"""Trains a model to the last step, or until the time budget or a signal stops it.
 
-    Arguments are those of :func:`assemble`, and:
+    Takes the arguments of :func:`assemble`, and:
 
     Arguments:
         time_budget: The number of seconds after which to save and stop.
