@@ -108,7 +108,7 @@ class Scorer:
             expected = ", ".join(map(str, ("N", *self.shape)))
             raise UserError(
                 f"{name}: got {kind} with shape {shape}, expected uint8 with shape ({expected}), "
-                "not empty, as in training; OneStepDetector takes other forms."
+                "N > 0, as in training."
             )
 
 

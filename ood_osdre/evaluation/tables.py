@@ -158,17 +158,18 @@ class MetricsTable:
         scoring seconds. They are empty in every other row, as the metrics are in this one.
         """
         metrics = [c for column in COLUMNS.values() for c in (column, f"{column}_std")]
-        columns = ["benchmark", "set", "role", "runs", "images", *metrics, "ID_ACC", "ID_ACC_std"]
-        columns += ["parameters", "seconds", "seconds_std"]
-        rows: list[list[object]] = [
-            [self.title, "id", "id", self.runs, *[None] * (1 + len(metrics))]
-        ]
-        rows[0] += [*_mean_std(self.accuracy, 100), self.parameters, *_mean_std(self.seconds, 1)]
+        of_run = ["ID_ACC", "ID_ACC_std", "parameters", "seconds", "seconds_std"]
+        accuracy, seconds = _mean_std(self.accuracy, 100), _mean_std(self.seconds, 1)
+        no_metrics = [None] * (1 + len(metrics))
+        rows = [["id", "id", *no_metrics, *accuracy, self.parameters, *seconds]]
         for name, values in self.rows.items():
             cells = [c for k in COLUMNS for c in _mean_std([getattr(v, k) for v in values], 100)]
-            count = self.counts.get(name)
-            rows.append([self.title, name, self.roles[name], self.runs, count, *cells])
+            head = [name, self.roles[name], self.counts.get(name)]
+            rows.append([*head, *cells, *[None] * len(of_run)])
+        columns = ["set", "role", "images", *metrics, *of_run]
         frame = pd.DataFrame(rows, columns=columns, dtype=object)
+        frame.insert(0, "benchmark", self.title)
+        frame.insert(3, "runs", self.runs)
         write_text_atomic(path, frame.to_csv(index=False, lineterminator="\n"))
 
     def to_markdown(self) -> str:
