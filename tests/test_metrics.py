@@ -98,8 +98,11 @@ def test_increasing_maps_order_and_repetition_change_nothing(
     assert ood_metrics(3 * a, 3 * b)[:4] == pytest.approx(metrics[:4])
 
 
-def test_larger_is_more_id_and_names_are_not_swapped() -> None:
+def test_larger_is_more_id() -> None:
     assert ood_metrics([3.0, 4.0], [1.0, 2.0]) == OODMetrics(1.0, 0.0, 1.0, 1.0, 0.0)
+
+
+def test_names_are_not_swapped() -> None:
     # Uninformative scores: each AUPR is (1 + prevalence) / 2, and OOD is the rarer class.
     metrics = ood_metrics(np.zeros(300), np.zeros(100))
     assert metrics == OODMetrics(0.5, 1.0, (1 + 0.75) / 2, (1 + 0.25) / 2, 1.0)
