@@ -233,7 +233,7 @@ def evaluate_checkpoint(args: argparse.Namespace) -> "MetricsTable":
     data = load_benchmark(
         manifest, args.data_root, args.cache_dir, training=training, progress=not args.quiet
     )
-    scorer.refuse_other_size(data.id_test.images, f"benchmark {manifest.name}")
+    scorer.check_images(data.id_test.images, f"benchmark {manifest.name}")
 
     if args.out is None:
         path = args.checkpoint.resolve()
@@ -255,7 +255,7 @@ def _is_evaluation_of(folder: Path, selection: str) -> bool:
     return (
         holds(folder, RECORD)
         and not holds(folder, STATE, MODEL)
-        and read_record(folder / RECORD).get("selection") == selection
+        and read_record(folder / RECORD).selection == selection
     )
 
 

@@ -1,8 +1,8 @@
-r"""One run: train a ratio on a benchmark, score its test sets, write the run folder.
+r"""One run of the command: train a model on a benchmark, score the test sets, write the run folder.
 
 A finished run folder holds `metrics.csv`, `metrics.md`, `scores.npz`, `score_density.png` and
-`run.json`, besides the selected model (`model.safetensors`) and `log.jsonl`. A finished run is
-taken at its word only if configuration and data are those of now.
+`run.json`, besides the selected model (`model.safetensors`) and `log.jsonl`. The table of a
+finished run is made from its scores, if its configuration and data are those of now.
 """
 
 __all__ = ["differences", "evaluate_run", "finished_table", "identity", "train_run"]
@@ -21,13 +21,7 @@ from .data import BenchmarkData, ImageSet
 from .data.lists import first
 from .data.standardise import Preprocess
 from .errors import UserError
-from .evaluation.evaluate import (
-    Evaluation,
-    Validation,
-    check_neighbours,
-    deployed,
-    evaluate_benchmark,
-)
+from .evaluation.evaluate import Validation, check_neighbours, configured, evaluate_benchmark
 from .evaluation.plots import draw_scores
 from .evaluation.records import RunRecord, read_record
 from .evaluation.scorer import Scorer, TrainedModel
@@ -66,35 +60,54 @@ def train_run(
     Returns:
         The selected scorer, how far the run came, and the selection rule.
     """
-    options = config.training
+    options, evaluation, manifest = config.training, config.evaluation, data.manifest
+    if evaluation.use_ood_val and data.ood_val is None:
+        raise UserError(
+            f"evaluation.use_ood_val: benchmark {manifest.name} has no OOD validation set here."
+        )
     torch.manual_seed(options.seed)
     # Batches have one shape, for which the fastest convolution is worth finding.
     torch.backends.cudnn.benchmark = True
-    preprocess = Preprocess(data.manifest.mean, data.manifest.std, device)
+    preprocess = Preprocess(manifest.mean, manifest.std, device)
     classes = int(data.id_train.labels.max()) + 1
     reference, near = data.split_reference()
-    metadata = _metadata(config, data, classes)
-    ratio = build_ratio(config, classes).to(device)
-    check_neighbours(ratio, data.id_train)
-    validation = _validation(config, data, near, preprocess)
+    metadata = {  # how to build the model again, and on what it was trained
+        "config": config.to_dict(),
+        "classes": classes,
+        "mean": list(manifest.mean),
+        "std": list(manifest.std),
+        "size": manifest.size,
+        "reference": data.reference_name,
+        **identity(data, trained=True),
+    }
+    model = build_ratio(config, classes).to(device)
+    check_neighbours(model, data.id_train)
+    validation = Validation(
+        data.id_val,
+        near,
+        preprocess,
+        evaluation.batch_size,
+        config.data.val_limit,
+        data.ood_val if evaluation.use_ood_val else None,
+        data.id_train,
+    )
     fitted = fit(
-        ratio,
+        model,
         partial(prepare_objective, config),
         ImageBatches(
             data.id_train, reference, config.data, preprocess, options.batch_size, options.seed
         ),
         options,
         validation,
-        select=config.evaluation.select,
+        select=evaluation.select,
         folder=folder,
         metadata=metadata,
         time_budget=time_budget,
         resume=resume,
         progress=progress,
     )
-    selection = validation.describe(config.evaluation.select)
-    trained = TrainedModel(fitted.model, preprocess, metadata)
-    return Scorer.of(trained), fitted.outcome, selection
+    scorer = Scorer.of(TrainedModel(fitted.model, preprocess, metadata))
+    return scorer, fitted.outcome, validation.describe(evaluation.select)
 
 
 def evaluate_run(
@@ -111,35 +124,50 @@ def evaluate_run(
     Arguments:
         scorer: The scorer.
         data: The benchmark.
-        config: The configuration that the record names.
+        config: The configuration, which the record holds.
         folder: The run folder.
         selection: How the scorer was selected.
         outcome: How it was trained; None if it was loaded.
         progress: Whether to show a progress bar.
-
-    Returns:
-        The table of the run.
     """
-    model = deployed(scorer.ratio, config.evaluation, data.id_train, scorer.preprocess)
-    done = evaluate_benchmark(
-        model, data, scorer.preprocess, config.evaluation.batch_size, progress
-    )
+    options, preprocess = config.evaluation, scorer.preprocess
+    model = configured(scorer.ratio, options, data.id_train, preprocess)
+    done = evaluate_benchmark(model, data, preprocess, options.batch_size, progress)
+    scores, reference = done.scores, data.reference_name or scorer.metadata.get("reference")
     table = _table(
-        done.scores,
+        scores,
         data,
+        config,
         accuracy=done.accuracy,
         seconds=done.seconds,
         parameters=scorer.parameters,
-        reference=data.reference_name or scorer.metadata.get("reference"),
-        steps=config.training.steps,
+        reference=reference,
     )
-    if distributed.is_first():
-        title = data.manifest.title
-        _write_results(
-            folder, done.scores, table, f"{title}: {config.title}" if config.title else title
-        )
-        record = _record(config, data, table, done, scorer.preprocess.device, selection, outcome)
-        record.write(folder / RECORD)
+    if not distributed.is_first():
+        return table
+    title = f"{table.title}: {config.title}" if config.title else table.title
+    write_scores(folder / "scores.npz", scores)
+    draw_scores(folder / "score_density.png", scores, title)
+    table.to_csv(folder / "metrics.csv")
+    write_text_atomic(folder / "metrics.md", table.to_markdown())
+    record = RunRecord(
+        config=config.to_dict(),
+        seed=config.training.seed,
+        benchmark=data.manifest.name,
+        device=distributed.device_name(preprocess.device),
+        data={"reference": reference, "counts": scores.counts(), **identity(data)},
+        absent=data.absent,
+        selection=selection,
+        validation={} if outcome is None else {"best": outcome.best, "history": outcome.history},
+        train_seconds=None if outcome is None else outcome.seconds,
+        score_seconds=done.seconds,
+        results={
+            "accuracy": done.accuracy,
+            "parameters": scorer.parameters,
+            "evaluations": done.evaluations,
+        },
+    )
+    record.write(folder / RECORD)
     return table
 
 
@@ -152,31 +180,36 @@ def finished_table(folder: Path, config: Config, data: BenchmarkData) -> Metrics
         data: The benchmark.
 
     Raises:
-        UserError: If the run was another one.
+        UserError: If the run had another configuration or other data.
     """
     path = folder / RECORD
-    record = read_record(path)
-    then = {**record["config"], "benchmark": record["benchmark"]}
-    now = {**config.to_dict(), "benchmark": data.manifest.name}
+    record, scores, current = read_record(path), read_scores(folder / "scores.npz"), identity(data)
+    then = {**record.config, "benchmark": record.benchmark, "absent": record.absent}
+    then |= {key: record.data.get(key) for key in current}
+    now = {**config.to_dict(), "benchmark": data.manifest.name, "absent": data.absent, **current}
     if difference := differences(then, now):
         raise UserError(
             f"{path}: a finished run that differs in {difference}; choose another --out."
         )
-    scores = read_scores(folder / "scores.npz")
-    then = {**record["data"], "absent": record["absent"]}
-    now = {**then, **identity(data), "absent": data.absent}
-    if difference := differences(then, now):
-        raise UserError(
-            f"{path}: a finished run on other data: {difference}; choose another --out."
-        )
     return _table(
         scores,
         data,
-        accuracy=record["results"]["accuracy"],
-        seconds=record["score_seconds"],
-        parameters=record["results"]["parameters"],
-        reference=record["data"]["reference"],
+        config,
+        accuracy=record.accuracy,
+        seconds=record.score_seconds,
+        parameters=record.parameters,
+        reference=record.reference,
+    )
+
+
+def _table(scores: Scores, data: BenchmarkData, config: Config, **facts: Any) -> MetricsTable:  # noqa: ANN401
+    return MetricsTable.of(
+        scores.metrics(),
+        title=data.manifest.title,
+        absent=data.absent_by_role(),
+        counts=scores.counts(),
         steps=config.training.steps,
+        **facts,
     )
 
 
@@ -224,96 +257,6 @@ def differences(
         if old.get(key, missing) != new.get(key, missing)
     ]
     return first(differing, "key") if differing else None
-
-
-def _validation(
-    config: Config, data: BenchmarkData, near: ImageSet, preprocess: Preprocess
-) -> Validation:
-    use_ood = config.evaluation.use_ood_val
-    if use_ood and data.ood_val is None:
-        raise UserError(
-            f"evaluation.use_ood_val: benchmark {data.manifest.name} has no OOD validation set here."
-        )
-    return Validation(
-        data.id_val,
-        near,
-        preprocess,
-        config.evaluation.batch_size,
-        config.data.val_limit,
-        data.ood_val if use_ood else None,
-        data.id_train,
-    )
-
-
-def _metadata(config: Config, data: BenchmarkData, classes: int) -> dict[str, Any]:
-    r"""Returns what is stored with the model: how to build it, and on what it was trained."""
-    manifest = data.manifest
-    return {
-        "config": config.to_dict(),
-        "classes": classes,
-        "mean": list(manifest.mean),
-        "std": list(manifest.std),
-        "size": manifest.size,
-        "reference": data.reference_name,
-        **identity(data, trained=True),
-    }
-
-
-def _table(
-    scores: Scores,
-    data: BenchmarkData,
-    accuracy: float | None,
-    seconds: float,
-    parameters: int,
-    reference: str | None,
-    steps: int,
-) -> MetricsTable:
-    return MetricsTable.of(
-        scores.metrics(),
-        title=data.manifest.title,
-        absent=data.absent_by_role(),
-        accuracy=accuracy,
-        seconds=seconds,
-        parameters=parameters,
-        counts=scores.counts(),
-        reference=reference,
-        steps=steps,
-    )
-
-
-def _record(
-    config: Config,
-    data: BenchmarkData,
-    table: MetricsTable,
-    done: Evaluation,
-    device: torch.device,
-    selection: str,
-    outcome: Outcome | None,
-) -> RunRecord:
-    return RunRecord(
-        config=config.to_dict(),
-        seed=config.training.seed,
-        benchmark=data.manifest.name,
-        device=distributed.device_name(device),
-        data={"reference": table.reference, "counts": done.scores.counts(), **identity(data)},
-        absent=data.absent,
-        selection=selection,
-        validation={} if outcome is None else {"best": outcome.best, "history": outcome.history},
-        train_seconds=None if outcome is None else outcome.seconds,
-        score_seconds=done.seconds,
-        results={
-            "accuracy": done.accuracy,
-            "parameters": table.parameters,
-            "evaluations": done.evaluations,
-        },
-    )
-
-
-def _write_results(folder: Path, scores: Scores, table: MetricsTable, title: str) -> None:
-    write_scores(folder / "scores.npz", scores)
-    draw_scores(folder / "score_density.png", scores, title)
-    table.to_csv(folder / "metrics.csv")
-    write_text_atomic(folder / "metrics.md", table.to_markdown())
 
 
 def _pixels(images: ImageSet) -> str:

@@ -1,9 +1,9 @@
-r"""Tests for the ood_osdre.evaluation.evaluate and experiment modules, at small size."""
+r"""Tests for the modules ood_osdre.evaluation.evaluate, .scorer and ood_osdre.runs, at small size."""
 
 import csv
 import json
-import tracemalloc
 import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,12 @@ from ood_osdre.config import Config
 from ood_osdre.data import BenchmarkData, load_digits_benchmark
 from ood_osdre.data.standardise import Preprocess
 from ood_osdre.errors import UserError
-from ood_osdre.evaluation.evaluate import Validation, evaluate_benchmark, score_images
+from ood_osdre.evaluation.evaluate import (
+    Validation,
+    configured,
+    evaluate_benchmark,
+    score_images,
+)
 from ood_osdre.evaluation.metrics import ood_metrics
 from ood_osdre.evaluation.scorer import Scorer, load_scorer
 from ood_osdre.evaluation.scores import read_scores
@@ -24,6 +29,8 @@ from ood_osdre.models.networks import Coefficients
 from ood_osdre.models.ratio import OneStepRatio
 from ood_osdre.models.time_conditioned import TimeConditionedRatio
 from ood_osdre.runs import evaluate_run, train_run
+from ood_osdre.sections import EvaluationConfig
+from ood_osdre.training.trainer import Outcome
 
 SMALL = {
     "id": "digits",
@@ -33,11 +40,23 @@ SMALL = {
     "data": {"val_limit": 20, "flip": False},
     "objective": {"class_weight": 0.5},
 }
+CONFIG, CPU = Config.from_mapping(SMALL), torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
 def digits() -> BenchmarkData:
     return load_digits_benchmark()
+
+
+@pytest.fixture(scope="module")
+def small(digits: BenchmarkData) -> BenchmarkData:
+    r"""Returns a benchmark of few test images."""
+    few = np.arange(40)
+    near, far = (
+        {name: images.subset(few) for name, images in sets.items()}
+        for sets in (digits.near, digits.far)
+    )
+    return replace(digits, id_test=digits.id_test.subset(few), near=near, far=far)
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +95,7 @@ def test_scores_are_log_ratios_in_the_order_of_the_images() -> None:
 
 def test_a_process_without_rows_takes_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ood_osdre.training.distributed.share", lambda size: slice(0, 0))
-    ratio = build_ratio(Config.from_mapping(SMALL), classes=5)
+    ratio = build_ratio(CONFIG, classes=5)
 
     def check(module: torch.nn.Module, inputs: tuple[torch.Tensor]) -> None:
         assert len(inputs[0])  # not every network takes an empty batch
@@ -84,49 +103,35 @@ def test_a_process_without_rows_takes_part(monkeypatch: pytest.MonkeyPatch) -> N
     ratio.network.register_forward_pre_hook(check)
     images = np.zeros((2, 32, 32, 3), dtype=np.uint8)
     scores, predicted = score_images(ratio, images, PREPROCESS)
-    assert scores.shape == (0,)
-    assert scores.dtype == np.float32
     assert predicted is not None
-    assert predicted.shape == (0,)
-    assert predicted.dtype == np.int64
+    assert (scores.shape, scores.dtype) == ((0,), np.float32)
+    assert (predicted.shape, predicted.dtype) == ((0,), np.int64)
 
 
-def test_memory_of_scoring_is_flat_in_the_size_of_the_set() -> None:
+def test_memory_of_scoring_is_that_of_one_batch() -> None:
     class Made:
         r"""Images that exist only where they are looked at."""
 
-        def __init__(self, count: int) -> None:
-            self.shape, self.taken = (count, 4, 4, 3), 0
+        taken = 0
 
         def __len__(self) -> int:
-            return self.shape[0]
+            return 640
 
         def __getitem__(self, rows: slice) -> np.ndarray:
             count = len(range(*rows.indices(len(self))))
             self.taken = max(self.taken, count)
             return np.zeros((count, 4, 4, 3), dtype=np.uint8)
 
-    def peak(count: int) -> int:
-        ratio, images = brightness(), Made(count)
-        batches: list[weakref.ref[torch.Tensor]] = []
+    ratio, images = brightness(), Made()
+    batches: list[weakref.ref[torch.Tensor]] = []
 
-        def watch(module: torch.nn.Module, inputs: tuple[torch.Tensor]) -> None:
-            # What PyTorch holds is not traced: no batch outlives the next one.
-            batches.append(weakref.ref(inputs[0]))
-            assert sum(batch() is not None for batch in batches) == 1
+    def watch(module: torch.nn.Module, inputs: tuple[torch.Tensor]) -> None:
+        batches.append(weakref.ref(inputs[0]))
+        assert sum(batch() is not None for batch in batches) == 1
 
-        ratio.network.register_forward_pre_hook(watch)
-        tracemalloc.start()
-        scores, _ = score_images(ratio, images, PREPROCESS, batch_size=64)  # type: ignore[arg-type]
-        _, peak = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
-        assert len(scores) == count
-        assert images.taken == 64
-        return peak
-
-    peak(64)  # whatever is imported or compiled on first use
-    # The scores themselves are 4 bytes an image, their parts small objects a batch.
-    assert peak(64 * 80) - peak(64 * 10) < 64 * 70 * 24
+    ratio.network.register_forward_pre_hook(watch)
+    scores, _ = score_images(ratio, images, PREPROCESS, batch_size=64)  # type: ignore[arg-type]
+    assert (len(scores), len(batches), images.taken) == (640, 10, 64)
 
 
 class Decay(torch.nn.Module):
@@ -141,33 +146,19 @@ class Decay(torch.nn.Module):
         return torch.exp(-4 * x.flatten(1).mean(1) * t)
 
 
-SOLVERS = {
-    "adaptive": {"solver": "ode", "tolerance": 1e-6},
-    "loose": {"solver": "ode", "tolerance": 1e-2},
-    "fixed": {"evaluations": 100},
-}
-
-
-def test_a_solver_is_chosen_by_the_configuration_and_its_cost_is_recorded(
-    tmp_path: Path, digits: BenchmarkData
-) -> None:
+def test_a_solver_is_chosen_by_the_options_and_its_cost_is_told(small: BenchmarkData) -> None:
+    options = {
+        "adaptive": EvaluationConfig(solver="ode", tolerance=1e-6),
+        "loose": EvaluationConfig(solver="ode", tolerance=1e-2),
+        "fixed": EvaluationConfig(evaluations=100),
+    }
+    ratio = TimeConditionedRatio(Decay())
+    ratio(torch.zeros(5, 3, 2, 2))  # what validation took does not count
     scores, costs = {}, {}
-    for name, options in SOLVERS.items():
-        config = Config.from_mapping(
-            {
-                "estimator": "time_conditioned",
-                "network": {"norm": "group"},
-                "objective": {"endpoint": 0, "time_score": 1},
-                "evaluation": {"batch_size": 300, **options},
-            }
-        )
-        ratio, folder = TimeConditionedRatio(Decay()), tmp_path / name
-        ratio(torch.zeros(5, 3, 2, 2))  # what validation took does not count
-        scorer = Scorer(ratio, PREPROCESS, {})
-        evaluate_run(scorer, digits, config, folder, "given", progress=False)
-        (found,) = read_scores(folder / "scores.npz").of("id").values()
-        scores[name] = found.score
-        costs[name] = json.loads((folder / "run.json").read_text())["results"]["evaluations"]
+    for name, chosen in options.items():
+        model = configured(ratio, chosen, small.id_train, PREPROCESS)
+        done = evaluate_benchmark(model, small, PREPROCESS, batch_size=30, progress=False)
+        scores[name], costs[name] = done.scores.of("id")["digits_test"].score, done.evaluations
     np.testing.assert_allclose(scores["adaptive"], scores["fixed"], rtol=1e-3)
     assert costs["fixed"] == 100
     assert 6 < costs["loose"] < costs["adaptive"] < 100
@@ -180,11 +171,7 @@ def test_evaluations_are_the_mean_over_images_not_over_batches(digits: Benchmark
         network.calls = 0
         score_images(model, images, PREPROCESS)
         total += len(images) * network.calls
-    assert model.spent == (90, total)
-
-
-def test_a_one_step_ratio_takes_one_evaluation(digits: BenchmarkData) -> None:
-    assert evaluate_benchmark(brightness(), digits, PREPROCESS, progress=False).evaluations == 1
+    assert model.cost == (90, total)
 
 
 def test_validation_matches_the_metrics_and_never_sees_test_sets(digits: BenchmarkData) -> None:
@@ -224,27 +211,36 @@ def test_ood_validation_lists_join_on_request_and_are_named(digits: BenchmarkDat
     assert set(validation.near) == {"near", "ood_val"}
 
 
+@pytest.fixture(scope="module")
+def trained(
+    digits: BenchmarkData, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Scorer, Outcome, str, Path]:
+    r"""Returns what a short training returns, and its folder."""
+    torch.set_default_dtype(torch.float32)
+    folder = tmp_path_factory.mktemp("run")
+    return *train_run(CONFIG, digits, folder, CPU, progress=False), folder
+
+
 def test_a_run_leaves_its_folder_and_the_model_scores_alike(
-    tmp_path: Path, digits: BenchmarkData
+    trained: tuple[Scorer, Outcome, str, Path], small: BenchmarkData
 ) -> None:
-    config = Config.from_mapping(SMALL)
-    device = torch.device("cpu")
-    scorer, outcome, selection = train_run(config, digits, tmp_path, device, progress=False)
-    table = evaluate_run(scorer, digits, config, tmp_path, selection, outcome, progress=False)
+    scorer, outcome, selection, folder = trained
+    table = evaluate_run(scorer, small, CONFIG, folder, selection, outcome, progress=False)
 
-    names = {p.name for p in tmp_path.iterdir()}
+    names = {p.name for p in folder.iterdir()}
     assert {"metrics.csv", "metrics.md", "scores.npz", "score_density.png", "run.json"} <= names
-    assert (tmp_path / "score_density.png").read_bytes().startswith(b"\x89PNG")
+    assert (folder / "score_density.png").read_bytes().startswith(b"\x89PNG")
 
-    record = json.loads((tmp_path / "run.json").read_text())
+    record = json.loads((folder / "run.json").read_text())
     assert record["selection"] == selection
-    assert record["config"] == config.to_dict()
+    assert record["config"] == CONFIG.to_dict()
     assert [h["step"] for h in record["validation"]["history"]] == [2, 4]
     assert record["data"]["checksums"]
+    assert record["results"]["evaluations"] == 1
 
-    scores = read_scores(tmp_path / "scores.npz")
+    scores = read_scores(folder / "scores.npz")
     metrics = scores.metrics()
-    with open(tmp_path / "metrics.csv", newline="") as file:
+    with open(folder / "metrics.csv", newline="") as file:
         rows = {row["set"]: row for row in csv.DictReader(file)}
     for sets in metrics.values():
         for name, values in sets.items():
@@ -253,72 +249,75 @@ def test_a_run_leaves_its_folder_and_the_model_scores_alike(
         np.mean([m.auroc for m in metrics["near"].values()])
     )
 
-    loaded = load_scorer(str(tmp_path))
-    expected, _ = score_images(scorer.ratio, digits.id_test.images[:40], scorer.preprocess)
-    again, _ = score_images(loaded.ratio, digits.id_test.images[:40], loaded.preprocess)
-    np.testing.assert_array_equal(expected, again)
+    expected = scorer.score(small.id_test.images)
+    np.testing.assert_array_equal(load_scorer(str(folder)).score(small.id_test.images), expected)
     (stored,) = scores.of("id").values()
-    np.testing.assert_allclose(stored.score[:40], expected, atol=1e-4, rtol=1e-4)
+    np.testing.assert_allclose(stored.score, expected, atol=1e-4, rtol=1e-4)
 
 
-def test_a_scorer_says_which_images_it_takes() -> None:
-    scorer = Scorer(brightness(), PREPROCESS, {"size": 32})
-    for shape, dtype in (((2, 3, 32, 32), np.uint8), ((2, 32, 32, 3), np.float32)):
-        with pytest.raises(UserError, match=r"expected uint8 with shape \(N, H, W, 3\)"):
-            scorer.score(np.zeros(shape, dtype))
-    for odd in ([1, 2], None, np.zeros((0, 32, 32, 3), np.uint8)):
-        with pytest.raises(UserError, match="expected uint8 with shape"):
-            scorer.score(odd)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="'batch_size' should be an integer >= 1, got 0"):
-        scorer.score(np.zeros((1, 32, 32, 3), np.uint8), batch_size=0)
-    with pytest.raises(UserError, match="got 28x28 pixels, expected 32x32"):
-        scorer.score(np.zeros((2, 28, 28, 3), np.uint8))
+@pytest.mark.parametrize(
+    "images",
+    [
+        np.zeros((2, 3, 32, 32), np.uint8),
+        np.zeros((2, 32, 32, 3), np.float32),
+        np.zeros((2, 28, 28, 3), np.uint8),
+        np.zeros((32, 32, 3), np.uint8),
+        np.zeros((0, 32, 32, 3), np.uint8),
+        torch.zeros(2, 32, 32, 3, dtype=torch.uint8),
+        [1, 2],
+        None,
+    ],
+    ids=lambda x: f"{getattr(x, 'dtype', x)}{[*getattr(x, 'shape', ())]}",
+)
+def test_a_scorer_says_which_images_it_takes(images: np.ndarray) -> None:
+    scorer = Scorer(brightness(), PREPROCESS, {"size": 32}, parameters=0)
+    with pytest.raises(
+        UserError, match=r"got .*expected uint8 with shape \(N, 32, 32, 3\), N > 0"
+    ):
+        scorer.score(images)
 
 
 @pytest.mark.parametrize("amp", ["bf16", "fp16"])
 def test_autocast_trains_in_half_precision_and_scores_in_single(
     tmp_path: Path, digits: BenchmarkData, amp: str
 ) -> None:
-    training = {**SMALL["training"], "amp": amp}
-    config = Config.from_mapping({**SMALL, "training": training})
-    scorer, outcome, _ = train_run(config, digits, tmp_path, torch.device("cpu"), progress=False)
+    config = CONFIG.replace(training=CONFIG.training.replace(amp=amp, steps=2))
+    scorer, outcome, _ = train_run(config, digits, tmp_path, CPU, progress=False)
     assert outcome.finished
     assert {p.dtype for p in scorer.ratio.parameters()} == {torch.float32}
     assert np.isfinite(scorer.score(digits.id_test.images[:8])).all()
 
 
-def test_train_run_resumes_to_the_same_weights(tmp_path: Path, digits: BenchmarkData) -> None:
-    config = Config.from_mapping(SMALL)
-    device = torch.device("cpu")
-    whole, _, _ = train_run(config, digits, tmp_path / "a", device, progress=False)
-    for _ in range(10):
-        part, outcome, _ = train_run(
-            config, digits, tmp_path / "b", device, time_budget=0.0, resume=True, progress=False
-        )
-        if outcome.finished:
-            break
-    states = zip(whole.ratio.state_dict().items(), part.ratio.state_dict().values(), strict=True)
-    for (key, x), y in states:
-        assert torch.equal(x, y), key
+def test_train_run_resumes_to_the_same_weights(
+    trained: tuple[Scorer, Outcome, str, Path], tmp_path: Path, digits: BenchmarkData
+) -> None:
+    steps: list[int] = []
+    while CONFIG.training.steps not in steps:
+        part, outcome, _ = train_run(CONFIG, digits, tmp_path, CPU, 0.0, True, progress=False)
+        steps.append(outcome.step)
+    assert len(set(steps)) > 1
+    states = [scorer.ratio.state_dict() for scorer in (trained[0], part)]
+    assert states[0].keys() == states[1].keys()
+    for key, x in states[0].items():
+        assert torch.equal(x, states[1][key]), key
 
 
 def test_scores_that_are_not_finite_are_refused_before_a_table(
-    tmp_path: Path, digits: BenchmarkData
+    tmp_path: Path, small: BenchmarkData
 ) -> None:
-    config = Config.from_mapping(SMALL)
-    ratio = build_ratio(config, classes=5)
+    ratio = build_ratio(CONFIG, classes=5)
     with torch.no_grad():
         ratio.network.head.bias.fill_(float("nan"))
-    scorer = Scorer(ratio, PREPROCESS, {})
+    scorer = Scorer(ratio, PREPROCESS, {}, parameters=0)
     with pytest.raises(UserError, match=r"digits_test.*NaN|NaN.*digits_test|nan"):
-        evaluate_run(scorer, digits, config, tmp_path, "given", progress=False)
+        evaluate_run(scorer, small, CONFIG, tmp_path, "given", progress=False)
     assert not list(tmp_path.iterdir())
 
 
 def test_evaluation_scores_every_set_once(digits: BenchmarkData) -> None:
     done = evaluate_benchmark(brightness(), digits, PREPROCESS, progress=False)
-    counts = done.scores.counts()
     expected = {"digits_test": len(digits.id_test)}
     expected |= {k: len(v) for g in (digits.near, digits.far) for k, v in g.items()}
-    assert counts == expected
+    assert done.scores.counts() == expected
     assert done.accuracy is not None
+    assert done.evaluations == 1

@@ -68,7 +68,7 @@ def test_an_onnx_file_gives_the_scores_of_the_scorer(tmp_path: Path, estimator: 
 
 
 def test_images_of_another_size_are_refused() -> None:
-    with pytest.raises(UserError, match="got 16x8 pixels, expected 16x16"):
+    with pytest.raises(UserError, match=r"16, 8, 3\), expected uint8 with shape \(N, 16, 16, 3\)"):
         make().score(IMAGES[:, :, :8])
 
 

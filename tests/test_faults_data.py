@@ -373,7 +373,8 @@ def test_a_checkpoint_refuses_a_benchmark_of_another_size(
     command = ["--checkpoint", str(trained), "--benchmark", str(manifest), "--out", str(out)]
     assert main([*command, "--data-root", str(root), "--device", "cpu", "--quiet"]) == FAILED
     error = capsys.readouterr().err.splitlines()[-1]
-    assert error == "error: benchmark toy: got 48x48 pixels, expected 32x32, the training size."
+    assert error.startswith("error: benchmark toy: got uint8 with shape (")
+    assert "48, 48, 3), expected uint8 with shape (N, 32, 32, 3)" in error
     assert not out.exists()
 
 

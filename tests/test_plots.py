@@ -1,7 +1,5 @@
 r"""Tests for the ood_osdre.evaluation.plots module."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import matplotlib
@@ -10,9 +8,9 @@ import pytest
 from matplotlib import image
 from matplotlib.figure import Figure
 
-from ood_osdre.errors import UserError
 from ood_osdre.evaluation import plots
-from ood_osdre.evaluation.plots import score_density
+from ood_osdre.evaluation.plots import density_grid, draw_scores
+from ood_osdre.evaluation.scores import Scores
 
 RNG = np.random.default_rng(0)
 ID = RNG.normal(2, 1, 500)
@@ -26,8 +24,15 @@ SHAPES = {
     "thousands away": RNG.normal(-4000, 300, 400),
     "both sides": np.r_[RNG.normal(-1e6, 1, 200), RNG.normal(1e6, 1, 200)],
     "half away": np.r_[RNG.normal(0, 1, 200), RNG.normal(-5000, 1, 200)],
-    "half precision": RNG.normal(0, 1, 300).astype(np.float16),
 }
+
+
+def scores_of(id_scores: np.ndarray, **roles: dict[str, np.ndarray]) -> Scores:
+    scores = Scores()
+    for role, sets in {"id": {"id": id_scores}, **roles}.items():
+        for name, values in sets.items():
+            scores.add(role, name, values, np.zeros(len(values)), ["x"] * len(values))
+    return scores
 
 
 @pytest.fixture
@@ -36,9 +41,9 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     saved = []
     save = Figure.savefig
 
-    def savefig(self: Figure, path: Path) -> None:
+    def savefig(self: Figure, path: Path, **options: float) -> None:
         saved.append(self)
-        save(self, path)
+        save(self, path, **options)
 
     monkeypatch.setattr(Figure, "savefig", savefig)
     return saved
@@ -46,14 +51,17 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
 
 @pytest.mark.filterwarnings("error")
 def test_draws_two_panels_with_shared_range(tmp_path: Path, figures: list[Figure]) -> None:
+    before = dict(matplotlib.rcParams)
     far = {"mnist": SHAPES["thousands away"], "svhn": ID - 2.5}
-    score_density(tmp_path / "d.png", ID, {"tin": ID - 1}, far, "CIFAR-10, pack: $x^$ a_b")
+    scores, title = scores_of(ID, near={"tin": ID - 1}, far=far), "CIFAR-10, pack: $x^$ a_b"
+    draw_scores(tmp_path / "d.png", scores, title)
     left, right = figures[0].axes
     legends = [ax.get_legend_handles_labels()[1] for ax in (left, right)]
 
     assert left.get_xlim() == right.get_xlim()
     assert left.get_xlabel() == right.get_xlabel() == "log-ratio (nats), larger = more ID"
-    assert figures[0].get_suptitle() == "CIFAR-10, pack: $x^$ a_b"
+    assert [ax.get_title() for ax in (left, right)] == ["Near OOD", "Far OOD"]
+    assert figures[0].get_suptitle() == title
     assert [name.split(":")[0] for name in legends[0]] == ["ID", "tin"]
     assert legends[1][1] == "mnist: AUROC 100.00 (100 % further left)"
     assert "further" not in legends[0][1] + legends[1][2]
@@ -62,6 +70,7 @@ def test_draws_two_panels_with_shared_range(tmp_path: Path, figures: list[Figure
     assert pixels.shape[1] > pixels.shape[0] > 500
     assert pixels.std() > 0.05
     assert list(tmp_path.iterdir()) == [tmp_path / "d.png"]
+    assert dict(matplotlib.rcParams) == before
 
 
 @pytest.mark.filterwarnings("error")
@@ -69,20 +78,31 @@ def test_draws_two_panels_with_shared_range(tmp_path: Path, figures: list[Figure
 def test_draws_degenerate_and_extreme_scores(
     id_shape: str, tmp_path: Path, figures: list[Figure]
 ) -> None:
-    score_density(tmp_path / "d.png", SHAPES[id_shape], {}, SHAPES, "t")
+    draw_scores(tmp_path / "d.pdf", scores_of(SHAPES[id_shape], far=SHAPES), "t")
     (ax,) = figures[0].axes
-
     assert np.isfinite([*ax.get_xlim(), *ax.get_ylim()]).all()
     assert ax.get_title() == "Far OOD"
+    assert (tmp_path / "d.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_a_grid_has_a_pair_of_panels_a_method(tmp_path: Path, figures: list[Figure]) -> None:
+    one = scores_of(ID, near={"tin": ID - 1}, far={"mnist": ID - 2})
+    other = scores_of(100 * ID, near={"tin": ID}, far={"mnist": ID - 2})
+    density_grid(tmp_path / "d.png", {"ours": one, "a baseline": other, "third": one})
+    axes = figures[0].axes
+    titles = [ax.get_title(loc="left") for ax in axes if ax.axison]
+    names = ["ours", "a baseline", "third"]
+    assert titles == [f"{name}\n{role} OOD" for name in names for role in ("near", "far")]
+    limits = [ax.get_xlim() for ax in axes]
+    assert limits[0] == limits[1] == limits[4]
+    assert limits[2] == limits[3] != limits[0]
 
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_density_has_the_mass_of_what_is_inside(name: str) -> None:
-    scores = SHAPES[name].astype(np.float64)
-    low, high = -12.0, 12.0
-    x, y = density = plots._density(scores, low, high)
-    mass = np.trapezoid(y, x) if density.smooth else y @ np.diff(x)
-
+    scores, (low, high) = SHAPES[name], (-12.0, 12.0)
+    x, y = plots._density(scores, low, high)
+    mass = np.trapezoid(y, x) if x.size == y.size else y @ np.diff(x)
     assert mass == pytest.approx(np.mean((scores >= low) & (scores <= high)), abs=0.02)
 
 
@@ -90,40 +110,11 @@ def test_density_matches_a_normal_and_subsamples_without_changing_it() -> None:
     scores = np.random.default_rng(1).normal(1, 2, 60_000)
     x, y = plots._density(scores, -8, 10)
     expected = np.exp(-((x - 1) ** 2) / 8) / np.sqrt(8 * np.pi)
-
     np.testing.assert_allclose(y, expected, atol=0.01)
-    np.testing.assert_array_equal(plots._density(scores[::-1], -8, 10).y, y)
+    np.testing.assert_array_equal(plots._density(scores[::-1], -8, 10)[1], y)
 
 
 def test_range_follows_the_id_scores() -> None:
     low, high = plots._range(ID, [SHAPES["thousands away"], ID - 3, SHAPES["both sides"]])
-
     assert -5 < low < np.quantile(ID - 3, 0.005)
     assert np.quantile(ID, 0.995) < high < 7
-
-
-@pytest.mark.filterwarnings("error")
-def test_id_alone_and_other_formats(tmp_path: Path) -> None:
-    score_density(tmp_path / "d.pdf", ID, {}, {}, "t")
-
-    assert (tmp_path / "d.pdf").read_bytes().startswith(b"%PDF")
-
-
-def test_global_state_is_untouched(tmp_path: Path) -> None:
-    before = dict(matplotlib.rcParams)
-    score_density(tmp_path / "d.png", ID, {"tin": ID}, {}, "t")
-
-    assert dict(matplotlib.rcParams) == before
-
-    code = "import ood_osdre.evaluation.plots, sys; print({'matplotlib.pyplot', 'torch'} & {*sys.modules})"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
-    assert result.stdout.strip() == b"set()"
-
-
-def test_nothing_is_written_for_bad_scores(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="tin scores: 1 of 2"):
-        score_density(tmp_path / "d.png", ID, {"tin": [0.0, np.nan]}, {}, "t")
-    with pytest.raises(UserError, match="ID scores: the set is empty"):
-        score_density(tmp_path / "d.png", [], {"tin": ID}, {}, "t")
-
-    assert not list(tmp_path.iterdir())

@@ -432,7 +432,7 @@ def test_leaderboard_takes_full_benchmarks_only(
         ([], "give either --checkpoint or --scores"),
         (["--scores", "x", "--fsood"], "--fsood: needs --checkpoint"),
         (["--checkpoint", "absent"], "absent: no checkpoint here"),
-        (["--scores", "absent/scores.npz"], r"absent/scores\.npz: no such file"),
+        (["--scores", "absent/scores.npz"], r"absent/scores\.npz: not a readable scores file"),
         (["--checkpoint", "x", "--leaderboard", "y", "--fsood"], "without --fsood"),
     ],
 )

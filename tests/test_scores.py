@@ -8,7 +8,7 @@ import pytest
 
 from ood_osdre.errors import UserError
 from ood_osdre.evaluation.metrics import ood_metrics
-from ood_osdre.evaluation.scores import Scores, read_scores, write_scores
+from ood_osdre.evaluation.scores import ROLES, Scores, read_scores, write_scores
 
 SETS = [("id", "cifar10", 30), ("near", "tin", 20), ("far", "svhn", 5), ("far", "a b", 7)]
 
@@ -16,93 +16,113 @@ SETS = [("id", "cifar10", 30), ("near", "tin", 20), ("far", "svhn", 5), ("far", 
 def make_scores() -> Scores:
     rng = np.random.default_rng(0)
     scores = Scores()
-
     for role, name, size in SETS:
         label = rng.integers(10, size=size) if role == "id" else np.full(size, -1)
         names = [f"{name}/é {i}.png" for i in range(size)]
         scores.add(role, name, rng.normal(size=size).astype(np.float32), label, names)
-
     return scores
 
 
-def test_scores_round_trip(tmp_path: Path) -> None:
-    scores = make_scores()
-    write_scores(tmp_path / "scores.npz", scores)
-    read = read_scores(tmp_path / "scores.npz")
-
-    for role in ("id", "near", "far"):
-        assert list(read.of(role)) == list(scores.of(role))
-
-        for name, found in read.of(role).items():
-            expected = scores.of(role)[name]
+def assert_equal(one: Scores, other: Scores) -> None:
+    for role in ROLES:
+        assert list(one.of(role)) == list(other.of(role))
+        for name, found in one.of(role).items():
+            expected = other.of(role)[name]
             assert found.name == expected.name
             np.testing.assert_array_equal(found.score, expected.score)
             np.testing.assert_array_equal(found.label, expected.label)
 
+
+def test_scores_file_is_plain_arrays_of_one_entry_an_image(tmp_path: Path) -> None:
+    scores, path = make_scores(), tmp_path / "scores.npz"
+    write_scores(path, scores)
+    read = read_scores(path)
+    assert_equal(read, scores)
     assert read.counts() == {name: size for _, name, size in SETS}
     assert read.metrics() == scores.metrics()
     assert scores.metrics()["near"]["tin"] == ood_metrics(
         scores.of("id")["cifar10"].score, scores.of("near")["tin"].score
     )
-
-
-def test_scores_file_is_plain_arrays_of_one_entry_an_image(tmp_path: Path) -> None:
-    write_scores(tmp_path / "scores.npz", make_scores())
-
-    with np.load(tmp_path / "scores.npz", allow_pickle=False) as file:
-        assert {key: file[key].shape for key in file} == dict.fromkeys(
-            ("score", "label", "name", "set", "role"), (62,)
-        )
+    with np.load(path, allow_pickle=False) as file:
+        keys = ("score", "label", "name", "set", "role")
+        assert {key: file[key].shape for key in file} == dict.fromkeys(keys, (62,))
         assert file["name"][-1] == "a b/é 6.png"
         assert file["label"][file["role"] != "id"].max() == -1
 
 
-def test_scores_are_refused_as_they_are_added() -> None:
-    scores = make_scores()
-
-    with pytest.raises(UserError, match=r"new scores: 1 of 2 are NaN or infinite, first at 1.png"):
-        scores.add("far", "new", [0.0, math.nan], [-1, -1], ["0.png", "1.png"])
-    with pytest.raises(UserError, match="new scores: the set is empty"):
-        scores.add("far", "new", [], [], [])
-    with pytest.raises(ValueError, match="'tin' has been added already"):
-        scores.add("far", "tin", [0.0], [-1], ["0.png"])
-    with pytest.raises(ValueError, match="second ID set"):
-        scores.add("id", "new", [0.0], [1], ["0.png"])
-    with pytest.raises(ValueError, match="unknown role 'csid'"):
-        scores.add("csid", "new", [0.0], [1], ["0.png"])
-    with pytest.raises(ValueError, match="1 scores but labels"):
-        scores.add("far", "new", [0.0], [1, 2], ["0.png"])
-    with pytest.raises(ValueError, match="1 scores but 2 file names"):
-        scores.add("far", "new", [0.0], [-1], ["0.png", "1.png"])
-    with pytest.raises(ValueError, match="ID set has not been added"):
-        Scores().metrics()
+@pytest.mark.parametrize(
+    ("role", "name", "score", "label", "names", "found"),
+    [
+        ("far", "new", [0.0, math.nan], [-1, -1], ["0.png", "1.png"], "1 of 2 .*first at 1.png"),
+        ("far", "new", [], [], [], r"shape \(0,\)"),
+        ("far", "tin", [0.0], [-1], ["0.png"], "a new name"),
+        ("id", "new", [0.0], [1], ["0.png"], "one ID set"),
+        ("csid", "new", [0.0], [1], ["0.png"], "role 'csid'.*expected one of id, near, far"),
+        ("far", "new", [0.0], [1, 2], ["0.png"], r"labels of shape \(2,\).*\(1,\)"),
+        ("far", "new", [0.0], [-1], ["0.png", "1.png"], r"shape \(1,\), .*shape \(2,\)"),
+    ],
+)
+def test_scores_are_refused_as_they_are_added(
+    role: str, name: str, score: list, label: list, names: list, found: str
+) -> None:
+    with pytest.raises(UserError, match=f"{name} scores: .*{found}"):
+        make_scores().add(role, name, score, label, names)
 
 
-def test_unreadable_scores_are_one_line(tmp_path: Path) -> None:
+def arrays() -> dict[str, np.ndarray]:
+    columns = {"score": np.arange(3.0), "label": np.arange(3), "name": np.array(list("abc"))}
+    return columns | {"set": np.array(["x", "y", "y"]), "role": np.array(["id", "near", "near"])}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"score": np.zeros(2)},
+        {"score": np.zeros((3, 1))},
+        {"score": np.array(0.0)},
+        {"score": np.array([0.0, np.nan, 1.0])},
+        {"score": np.array(["a", "b", "c"])},
+        {"role": np.array(["id", "id", "near"])},
+        {"role": np.array(["id", "near", "csid"])},
+        {"set": np.array(["x", "y", "x"])},
+        {"name": np.array([{}, {}, {}], object)},  # a pickle could run code
+    ],
+    ids=lambda changed: "-".join(f"{k}{v.shape}{v.dtype.kind}" for k, v in changed.items()),
+)
+def test_odd_scores_files_are_one_line(tmp_path: Path, changed: dict[str, np.ndarray]) -> None:
     path = tmp_path / "scores.npz"
+    np.savez(path, **arrays())
+    assert list(read_scores(path).of("near")) == ["y"]
+    np.savez(path, **{**arrays(), **changed})
+    with pytest.raises(UserError, match=r"scores\.npz: not a readable scores file") as error:
+        read_scores(path)
+    assert "\n" not in str(error.value)
 
-    with pytest.raises(UserError, match="no such file"):
+
+@pytest.mark.parametrize("what", ["absent", "an array", "no arrays", "half"])
+def test_what_is_no_scores_file_is_refused(tmp_path: Path, what: str) -> None:
+    path = tmp_path / "scores.npz"
+    if what == "an array":
+        with open(path, "wb") as file:
+            np.save(file, np.zeros(3))
+    elif what == "no arrays":
+        np.savez(path, score=np.zeros(3))
+    elif what == "half":
+        write_scores(path, make_scores())
+        path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(UserError, match=r"scores\.npz: not a readable scores file"):
         read_scores(path)
 
-    write_scores(path, make_scores())
-    path.write_bytes(path.read_bytes()[:-100])
 
-    with pytest.raises(UserError, match="not a readable scores file"):
-        read_scores(path)
-
-    np.savez(path, score=np.zeros(3))
-
-    with pytest.raises(UserError, match="label"):
-        read_scores(path)
-
-    # A pickle could run code
-    bad = np.array([{}], object)
-    np.savez(path, score=bad, label=bad, name=bad, set=bad, role=bad)
-
-    with pytest.raises(UserError, match="not a readable scores file"):
-        read_scores(path)
-
-    np.save(tmp_path / "array.npy", np.zeros(3))
-
-    with pytest.raises(UserError, match="not a readable scores file"):
-        read_scores(tmp_path / "array.npy")
+def test_damaged_bytes_are_refused_or_change_nothing(tmp_path: Path) -> None:
+    scores, path = make_scores(), tmp_path / "scores.npz"
+    write_scores(path, scores)
+    whole = path.read_bytes()
+    for i in range(0, len(whole), 11):
+        path.write_bytes(whole[:i] + bytes([whole[i] ^ 0x55]) + whole[i + 1 :])
+        try:
+            read, refusal = read_scores(path), ""
+        except UserError as error:
+            read, refusal = scores, str(error)
+        assert not refusal or (refusal.startswith(f"{path}: ") and "\n" not in refusal)
+        assert_equal(read, scores)

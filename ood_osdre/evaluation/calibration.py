@@ -1,16 +1,16 @@
-r"""How far estimated log-ratios are log-ratios, and not merely in the right order.
+r"""Whether log-ratios are log-ratios, and decisions with a guarantee.
 
-For :math:`\log r = \log p_1 / p_0` two expectations are known whatever the distributions,
+**Calibration of a ratio.** For :math:`\log r = \log p_1 / p_0` two expectations are known whatever
+the distributions, where their supports agree,
 
 .. math:: \mathbb{E}_{p_0}[r] = 1 \, , \qquad \mathbb{E}_{p_1}[1 / r] = 1 \, ,
 
-where the supports agree, and :math:`\sigma(\log r)` is the probability that an input drawn from
-either with equal odds came from :math:`p_1`. AUROC sees nothing of either.
+and :math:`\sigma(\log r)` is the probability that an input drawn from either with equal odds came
+from :math:`p_1`. AUROC, which depends on the order of scores alone, sees nothing of either.
 
-Decisions with a guarantee: split-conformal calibration of a score.
-
-Let :math:`s_1, \dots, s_n` be the scores (larger = more ID) of ID inputs that neither trained nor
-selected the model, and :math:`s` the score of a new input. The p-value
+**Split-conformal calibration of a score.** Let :math:`s_1, \dots, s_n` be the scores (larger = more
+ID) of ID inputs that neither trained nor selected the model, and :math:`s` the score of a new
+input. The p-value
 
 .. math:: p(s) = \frac{1 + \# \{ i : s_i \le s \}}{n + 1}
 
@@ -50,10 +50,11 @@ from .metrics import check_scores
 
 BINS = 15
 
+log = logging.getLogger(__name__)
+
 
 class Calibration(NamedTuple):
-    r"""The calibration of a log-ratio; all are 0 at the truth, but for sampling error, on draws of
-    :math:`p_0` and :math:`p_1` themselves.
+    r"""The calibration of a log-ratio; at the truth all are 0, up to sampling error.
 
     Attributes:
         log_mass_0: :math:`\log \hat{\mathbb{E}}_{p_0}[\hat r]`, in nats. One large ratio among the
@@ -75,9 +76,6 @@ def ratio_calibration(id_scores: ArrayLike, reference_scores: ArrayLike) -> Cali
         id_scores: The log-ratios of ID inputs in nats, with shape :math:`(N)`.
         reference_scores: The log-ratios of reference inputs in nats, with shape :math:`(M)`.
 
-    Returns:
-        The calibration.
-
     Raises:
         UserError: If there are no scores of one kind, or one is not finite.
 
@@ -88,24 +86,17 @@ def ratio_calibration(id_scores: ArrayLike, reference_scores: ArrayLike) -> Cali
     """
     positive = check_scores("ID", id_scores)
     negative = check_scores("reference", reference_scores)
-    return Calibration(
-        float(logsumexp(negative) - np.log(negative.size)),
-        float(logsumexp(-positive) - np.log(positive.size)),
-        _posterior_error(positive, negative),
-    )
-
-
-def _posterior_error(positive: NDArray[np.float64], negative: NDArray[np.float64]) -> float:
     probability = expit(np.concatenate([positive, negative]))
     is_id = np.repeat([1.0, 0.0], [positive.size, negative.size])
     # Equal odds, whatever the sizes of the sets.
     weight = np.where(is_id > 0, 0.5 / positive.size, 0.5 / negative.size)
     bins = np.minimum((probability * BINS).astype(np.int64), BINS - 1)
     gaps = np.bincount(bins, weight * (is_id - probability), BINS)
-    return float(np.abs(gaps).sum())
-
-
-log = logging.getLogger(__name__)
+    return Calibration(
+        log_mass_0=float(logsumexp(negative) - np.log(negative.size)),
+        log_mass_1=float(logsumexp(-positive) - np.log(positive.size)),
+        posterior_error=float(np.abs(gaps).sum()),
+    )
 
 
 class SplitConformal:
@@ -157,20 +148,20 @@ class SplitConformal:
 
     @property
     def threshold(self) -> float:
-        r"""The score below which an input is flagged, in nats.
+        r"""The :math:`k`-th smallest calibration score, in nats; inputs below it are flagged.
 
-        The :math:`k`-th smallest calibration score; :math:`-\infty` if :math:`k = 0`.
+        It is :math:`-\infty` if :math:`k = 0`.
         """
         return float(self.scores[self.rank - 1]) if self.rank else -math.inf
 
     def pvalue(self, scores: ArrayLike) -> NDArray[np.float64]:
-        r"""Returns the p-value of the hypothesis that an input is ID.
+        r"""Returns the p-values of the hypothesis that an input is ID, multiples of 1 / (n + 1).
 
         Arguments:
             scores: The scores, larger = more ID, with shape :math:`(N)`.
 
         Returns:
-            The p-values, multiples of :math:`1 / (n + 1)`, with shape :math:`(N)`.
+            The p-values, with shape :math:`(N)`.
 
         Raises:
             UserError: If a score is NaN or infinite.
@@ -181,14 +172,7 @@ class SplitConformal:
     def flagged(self, scores: ArrayLike) -> NDArray[np.bool_]:
         r"""Returns which inputs are flagged as OOD: those with a p-value of at most `alpha`.
 
-        Arguments:
-            scores: The scores, larger = more ID, with shape :math:`(N)`.
-
-        Returns:
-            Whether each is flagged, with shape :math:`(N)`.
-
-        Raises:
-            UserError: If a score is NaN or infinite.
+        Arguments, shapes and errors are those of :meth:`pvalue`.
         """
         return check_scores("input", scores) < self.threshold
 

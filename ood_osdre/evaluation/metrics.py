@@ -65,8 +65,7 @@ def ood_metrics(id_scores: ArrayLike, ood_scores: ArrayLike) -> OODMetrics:
         The metrics, as fractions.
 
     Raises:
-        UserError: If there are no scores of one kind, one is not finite, or their shape is
-            another.
+        UserError: If there are no scores of one kind, one is not finite, or not of that shape.
 
     Example:
         >>> ood_metrics([3.0, 2.0, 1.0], [0.0, 1.5]).fpr95  # 1 of 3 ID lies at or below 1.5
@@ -74,10 +73,8 @@ def ood_metrics(id_scores: ArrayLike, ood_scores: ArrayLike) -> OODMetrics:
     """
     id_scores = check_scores("ID", id_scores)
     ood_scores = check_scores("OOD", ood_scores)
-
     id_first = _vertices(id_scores, ood_scores)
     ood_first = _vertices(-ood_scores, -id_scores)
-
     return OODMetrics(
         auroc=_area_under_roc(*ood_first),
         fpr95=_false_positive_rate(*ood_first),
@@ -88,9 +85,7 @@ def ood_metrics(id_scores: ArrayLike, ood_scores: ArrayLike) -> OODMetrics:
 
 
 def check_scores(
-    name: str,
-    scores: ArrayLike,
-    names: Sequence[str] | None = None,
+    name: str, scores: ArrayLike, names: Sequence[str] | None = None
 ) -> NDArray[np.float64]:
     r"""Refuses scores that no metric is defined for.
 
@@ -103,31 +98,23 @@ def check_scores(
         The scores, in double precision, with shape :math:`(N)`.
 
     Raises:
-        UserError: If the set is empty or a score is NaN or infinite; the message holds the set,
-            the count and the first file names.
-        ValueError: If the shape or dtype is not that of scores.
+        UserError: If these are not :math:`N > 0` real numbers, or one is NaN or infinite; the
+            message holds the set, the count and the first file names.
     """
     scores = np.asarray(scores)
-
-    if scores.ndim == 2 and scores.shape[1] == 1:
-        scores = scores[:, 0]
-
-    if scores.ndim != 1:
-        raise ValueError(f"{name} scores: expected shape (N,) or (N, 1), found {scores.shape}")
-    if scores.size == 0:
-        raise UserError(f"{name} scores: the set is empty, expected at least one image")
-    if scores.dtype.kind not in "fiu":
-        raise ValueError(f"{name} scores: expected real numbers, found dtype {scores.dtype}")
-    if names is not None and len(names) != scores.size:
-        raise ValueError(f"{name} scores: {scores.size} scores but {len(names)} file names")
-
+    count = scores.size if names is None else len(names)
+    has_shape = scores.shape in ((count,), (count, 1))
+    if not has_shape or not count or scores.dtype.kind not in "fiu":
+        raise UserError(
+            f"{name} scores: got {scores.dtype} of shape {scores.shape}, expected real numbers, "
+            f"at least one, of shape {'(N,) or (N, 1)' if names is None else (count,)}"
+        )
+    scores = scores.reshape(-1)
     bad = np.flatnonzero(~np.isfinite(scores))
-
     if bad.size > 0:
         message = f"{name} scores: {bad.size} of {scores.size} are NaN or infinite"
         first = [str(names[i]) if names is not None else f"index {i}" for i in bad[:3]]
         raise UserError(f"{message}, first at {', '.join(first)}; expected finite log-ratios")
-
     return scores.astype(np.float64)
 
 
@@ -135,14 +122,11 @@ Counts = NDArray[np.int64]
 
 
 def _vertices(
-    positive: NDArray[np.float64],
-    negative: NDArray[np.float64],
+    positive: NDArray[np.float64], negative: NDArray[np.float64]
 ) -> tuple[Counts, Counts]:
     r"""Counts true and false positives at nothing, then at each distinct score, descending.
 
-    Returns:
-        The true and false positives, with shape :math:`(V + 1)`, as integers so that no vertex
-        is gained or lost to rounding.
+    They are integers, so that no vertex is gained or lost to rounding, with shape :math:`(V + 1)`.
     """
     thresholds = np.unique(np.concatenate((positive, negative)))[::-1]
 
@@ -165,6 +149,6 @@ def _false_positive_rate(true: Counts, false: Counts) -> float:
 
 def _area_under_precision_recall(true: Counts, false: Counts) -> float:
     recall = true / true[-1]
-    # With nothing retrieved, precision is 1 by convention
+    # With nothing retrieved, precision is 1 by convention.
     precision = np.concatenate(([1.0], true[1:] / (true[1:] + false[1:])))
     return float(np.sum(np.diff(recall) * (precision[1:] + precision[:-1]) / 2))

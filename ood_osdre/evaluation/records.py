@@ -1,6 +1,10 @@
-r"""The provenance of results: what has to be known to repeat a run or to doubt it."""
+r"""The record of a run: what has to be known to repeat it or to doubt it.
+
+Nothing here imports torch, so the command reads a record at once.
+"""
 
 __all__ = [
+    "FinishedRun",
     "RunRecord",
     "command_line",
     "git_commit",
@@ -21,13 +25,96 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from pydantic import AliasPath, BaseModel, Field, ValidationError
+
 from .. import __version__
 from ..errors import UserError, one_line
 from ..files import write_json_atomic
+from ..options import explain
 
 # Where code and configurations of the clone are, as git names files.
 CODE = ("*.py", ":/benchmarks/*.py", ":/configs/*.yml", ":/data_manifests/*.yml")
 LIBRARIES = ("torch", "torchvision", "timm", "numpy", "scipy", "scikit-learn", "pillow")
+
+
+def command_line() -> list[str]:
+    r"""Reads the command line as it was given.
+
+    Python expands the program's name to a full path for `-m` and console scripts. Of `-m` the
+    module is put back; else the path was not given by the user, and only its last part is kept.
+    """
+    program, *arguments = sys.argv or [""]
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    if spec is not None and getattr(main, "__file__", None) == program:
+        return ["python", "-m", spec.name.removesuffix(".__main__"), *arguments]
+    return [os.path.basename(program) if os.path.isabs(program) else program, *arguments]
+
+
+def git_commit(folder: str | os.PathLike[str] | None = None) -> dict[str, Any] | None:
+    r"""Asks git which commit a source folder is at.
+
+    Arguments:
+        folder: The folder; this package's by default.
+
+    Returns:
+        The `revision`, and whether the clone is `dirty`: code or a configuration is changed, or
+        not known to git. Results that a run has just written count for nothing. None if git does
+        not track the folder, as for a package that is merely installed below somebody's
+        repository.
+    """
+    folder = Path(__file__).parent if folder is None else Path(folder)
+    # In a git hook, these point to another repository.
+    env = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
+
+    def git(*args: str) -> str:
+        return subprocess.run(
+            ["git", "--no-optional-locks", "-C", os.fspath(folder), *args],
+            capture_output=True,
+            check=True,
+            env=env,
+            text=True,
+            timeout=20,
+        ).stdout.strip()
+
+    try:
+        if not git("ls-files", "."):
+            return None
+        return {
+            "revision": git("rev-parse", "HEAD"),
+            "dirty": git("status", "--porcelain", "--untracked-files=no", "--", *CODE) != ""
+            or git("ls-files", "--others", "--exclude-standard", *CODE) != "",
+        }
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def library_versions(names: Sequence[str] = LIBRARIES) -> dict[str, str]:
+    r"""Looks up the versions of this package, Python and those of `names` that are installed."""
+    versions = {"ood_osdre": __version__, "python": platform.python_version()}
+    for name in names:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def platform_summary() -> dict[str, Any]:
+    r"""Describes the machine, without its name or any path."""
+    processor = platform.processor()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        models = [line.split(":", 1)[1] for line in lines if line.startswith("model name")]
+        processor = models[0].strip() if models else processor
+    except OSError:
+        pass
+    return {
+        "system": platform.system(),
+        "machine": platform.machine(),
+        "processor": processor,
+        "cores": os.cpu_count(),
+    }
 
 
 @dataclass
@@ -57,7 +144,7 @@ class RunRecord:
     seed: int | None = None
     benchmark: str | None = None
     device: str | None = None
-    command: Sequence[str] = field(default_factory=lambda: command_line())
+    command: Sequence[str] = field(default_factory=command_line)
     data: Mapping[str, Any] = field(default_factory=dict)
     absent: Sequence[str] = ()
     selection: str | None = None
@@ -65,9 +152,9 @@ class RunRecord:
     results: Mapping[str, Any] = field(default_factory=dict)
     train_seconds: float | None = None
     score_seconds: float | None = None
-    commit: Mapping[str, Any] | None = field(default_factory=lambda: git_commit())
-    versions: Mapping[str, str] = field(default_factory=lambda: library_versions())
-    platform: Mapping[str, Any] = field(default_factory=lambda: platform_summary())
+    commit: Mapping[str, Any] | None = field(default_factory=git_commit)
+    versions: Mapping[str, str] = field(default_factory=library_versions)
+    platform: Mapping[str, Any] = field(default_factory=platform_summary)
     created: str = field(
         default_factory=lambda: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     )
@@ -77,120 +164,31 @@ class RunRecord:
         write_json_atomic(path, self)
 
 
-def read_record(path: str | os.PathLike[str]) -> dict[str, Any]:
-    r"""Reads a record that :meth:`RunRecord.write` wrote.
+class FinishedRun(BaseModel):
+    r"""The entries of a record that a reader of a finished run relies on, see :class:`RunRecord`."""
+
+    config: dict[str, Any]
+    benchmark: str
+    data: dict[str, Any]
+    reference: str | None = Field(validation_alias=AliasPath("data", "reference"))
+    absent: list[str]
+    selection: str
+    accuracy: float | None = Field(validation_alias=AliasPath("results", "accuracy"))
+    parameters: int = Field(validation_alias=AliasPath("results", "parameters"))
+    score_seconds: float
+
+
+def read_record(path: str | os.PathLike[str]) -> FinishedRun:
+    r"""Reads the record of a finished run, which :meth:`RunRecord.write` wrote.
 
     Raises:
         UserError: If the file cannot be read or is no such record.
     """
     try:
-        record = json.loads(Path(path).read_bytes())
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}.") from None
-    except (ValueError, RecursionError) as error:
-        reason = one_line(error, 80)
-        raise UserError(f"{path}: not a run record ({reason}).") from None
-    wrong = _mismatch(record)
-    if wrong:
-        raise UserError(f"{path}: not a run record, {wrong}.")
-    return record
-
-
-# What a reader of a finished run relies on.
-NEEDED = {"config": dict, "data": dict, "results": dict, "absent": list, "score_seconds": float}
-
-
-def _mismatch(record: object) -> str:
-    if not isinstance(record, dict):
-        return f"found a {type(record).__name__}, expected a mapping"
-    for key, kind in NEEDED.items():
-        if not isinstance(record.get(key), kind):
-            return f"{key} is a {type(record.get(key)).__name__}, expected a {kind.__name__}"
-    missing = {"accuracy", "parameters"} - record["results"].keys()
-    return f"results.{min(missing)} is missing" if missing else ""
-
-
-def command_line() -> list[str]:
-    r"""Reads the command line as it was given.
-
-    Python expands the program's name to a full path for `-m` and console scripts. Of `-m` the
-    module is put back; else the path was not given by the user, and only its last part is kept.
-    """
-    program, *arguments = sys.argv or [""]
-    main = sys.modules["__main__"]
-    spec = getattr(main, "__spec__", None)
-    if spec is not None and getattr(main, "__file__", None) == program:
-        return ["python", "-m", spec.name.removesuffix(".__main__"), *arguments]
-
-    return [os.path.basename(program) if os.path.isabs(program) else program, *arguments]
-
-
-def git_commit(folder: str | os.PathLike[str] | None = None) -> dict[str, Any] | None:
-    r"""Asks git which commit a source folder is at.
-
-    Arguments:
-        folder: The folder; this package's by default.
-
-    Returns:
-        The `revision`, and whether the clone is `dirty`: code or a configuration is changed, or
-        not known to git. Results that a run has just written count for nothing. None if git does
-        not track the folder, as for a package that is merely installed below somebody's
-        repository.
-    """
-    folder = Path(__file__).parent if folder is None else Path(folder)
-    # In a git hook, these point to another repository
-    env = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
-
-    def git(*args: str) -> str:
-        return subprocess.run(
-            ["git", "--no-optional-locks", "-C", os.fspath(folder), *args],
-            capture_output=True,
-            check=True,
-            env=env,
-            text=True,
-            timeout=20,
-        ).stdout.strip()
-
-    try:
-        if not git("ls-files", "."):
-            return None
-
-        return {
-            "revision": git("rev-parse", "HEAD"),
-            "dirty": git("status", "--porcelain", "--untracked-files=no", "--", *CODE) != ""
-            or git("ls-files", "--others", "--exclude-standard", *CODE) != "",
-        }
-    except (OSError, subprocess.SubprocessError):
-        return None
-
-
-def library_versions(names: Sequence[str] = LIBRARIES) -> dict[str, str]:
-    r"""Looks up the versions of this package, Python and those of `names` that are installed."""
-    versions = {"ood_osdre": __version__, "python": platform.python_version()}
-
-    for name in names:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-
-    return versions
-
-
-def platform_summary() -> dict[str, Any]:
-    r"""Describes the machine, without its name or any path."""
-    processor = platform.processor()
-
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        models = [line.split(":", 1)[1] for line in lines if line.startswith("model name")]
-        processor = models[0].strip() if models else processor
-    except OSError:
-        pass
-
-    return {
-        "system": platform.system(),
-        "machine": platform.machine(),
-        "processor": processor,
-        "cores": os.cpu_count(),
-    }
+        return FinishedRun.model_validate(json.loads(Path(path).read_bytes()), strict=True)
+    except (OSError, ValueError, RecursionError) as error:
+        if isinstance(error, ValidationError):
+            reason = explain(error, FinishedRun, "an entry")
+        else:
+            reason = one_line(error, 80)
+        raise UserError(f"{path}: not a run record ({reason})") from None

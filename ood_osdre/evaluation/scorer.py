@@ -1,7 +1,7 @@
-r"""A trained model with the preprocessing that it was trained with, folded, ready to score.
+r"""A trained model that is ready to score: folded, with the preprocessing it was trained with.
 
-Everything that deploys a model scores with a :class:`Scorer`: the command, a detector, both plugins,
-the export. :func:`read_model` is the one reader of a trained model.
+Whatever deploys a model scores with a :class:`Scorer`: the command, the detector, the plugins and
+the export. :func:`read_model` is the one reader of a trained model's checkpoint.
 """
 
 __all__ = ["Scorer", "TrainedModel", "load_scorer", "read_model"]
@@ -22,10 +22,25 @@ from ..errors import UserError
 from ..models.build import build_untrained
 from ..models.ratio import RatioModel
 from ..training.checkpoint import MODEL, checkpoint_path, read_checkpoint, restore
-from .evaluate import count_parameters, score_images
+from .evaluate import score_images
 
-# The channels of images.
 CHANNELS = 3
+
+
+class TrainedModel(NamedTuple):
+    r"""A trained model as its checkpoint holds it, before it is folded.
+
+    Attributes:
+        ratio: The model.
+        preprocess: The preprocessing, with the statistics of the ID data.
+        metadata: Configuration, classes and image statistics.
+        digest: The SHA-256 of the checkpoint.
+    """
+
+    ratio: RatioModel
+    preprocess: Preprocess
+    metadata: Mapping[str, Any]
+    digest: str = ""
 
 
 @dataclass(frozen=True)
@@ -45,24 +60,18 @@ class Scorer:
     parameters: int
 
     @classmethod
-    def of(cls, trained: "TrainedModel") -> "Scorer":
+    def of(cls, trained: TrainedModel) -> "Scorer":
         r"""Returns the scorer of a trained model, which stays as it is."""
         folded = trained.ratio.fold()
         if trained.metadata["config"]["training"]["channels_last"]:
             folded.to(memory_format=torch.channels_last)
-        parameters = count_parameters(trained.ratio)
+        parameters = sum(p.numel() for p in trained.ratio.parameters())
         return cls(folded, trained.preprocess, trained.metadata, parameters)
-
-    @property
-    def config(self) -> Config:
-        r"""The configuration that the model was trained with."""
-        return Config.from_mapping(self.metadata["config"])
 
     @property
     def shape(self) -> tuple[int, ...]:
         r"""The shape of an input before preprocessing: that of an image, or of a vector."""
-        dim = self.metadata.get("dim")
-        size = self.metadata["size"]
+        size, dim = self.metadata["size"], self.metadata.get("dim")
         return (size, size, CHANNELS) if dim is None else (dim,)
 
     def on(self, device: torch.device | str) -> "Scorer":
@@ -82,52 +91,31 @@ class Scorer:
         Raises:
             UserError: If the images are not uint8, of another shape or size.
         """
-        kind = getattr(images, "dtype", type(images).__name__)
-        shape = tuple(getattr(images, "shape", ()))
-        is_array = isinstance(images, np.ndarray) and kind == np.uint8 and len(shape) == 4
-        if not is_array or shape[3] != CHANNELS or not shape[0]:
-            raise UserError(
-                f"images: got {kind} with shape {shape}, expected uint8 with shape (N, H, W, 3), "
-                "not empty; OneStepDetector takes other forms."
-            )
-        self.refuse_other_size(images, "images")
+        self.check_images(images)
         return score_images(self.ratio, images, self.preprocess, batch_size)[0]
 
-    def refuse_other_size(self, images: NDArray[np.uint8], name: str) -> None:
-        r"""Raises an error if images are of another size than those of training.
+    def check_images(self, images: object, name: str = "images") -> None:
+        r"""Raises an error for what are not images like those of training.
 
         Arguments:
-            images: The images, with shape :math:`(N, H, W, 3)`.
+            images: The images: uint8 with shape :math:`(N, H, W, 3)`, of the training size.
             name: What the error calls them.
         """
-        height, width = images.shape[1:3]
-        size = self.metadata["size"]
-        if (height, width) != (size, size):
+        kind = getattr(images, "dtype", type(images).__name__)
+        shape = tuple(getattr(images, "shape", ()))
+        is_uint8 = isinstance(images, np.ndarray) and kind == np.uint8
+        if not is_uint8 or shape[1:] != self.shape or shape[0] == 0:
+            expected = ", ".join(map(str, ("N", *self.shape)))
             raise UserError(
-                f"{name}: got {height}x{width} pixels, expected {size}x{size}, the training size."
+                f"{name}: got {kind} with shape {shape}, expected uint8 with shape ({expected}), "
+                "N > 0, as in training."
             )
-
-
-class TrainedModel(NamedTuple):
-    r"""A trained model as its checkpoint holds it, before it is folded.
-
-    Attributes:
-        ratio: The model.
-        preprocess: The preprocessing, with the statistics of the ID data.
-        metadata: Configuration, classes and image statistics.
-        digest: The SHA-256 of the checkpoint.
-    """
-
-    ratio: RatioModel
-    preprocess: Preprocess
-    metadata: Mapping[str, Any]
-    digest: str = ""
 
 
 def read_model(
     folder: Path, device: torch.device | str = "cpu", backbone: nn.Module | None = None
 ) -> TrainedModel:
-    r"""Reads the model of a run folder or of a detector, the one reader of a trained model.
+    r"""Reads the model of a run folder or of a detector.
 
     Arguments:
         folder: The folder.
@@ -136,7 +124,7 @@ def read_model(
             user's own.
 
     Raises:
-        UserError: If the folder holds none, it is damaged, or the backbone is another one.
+        UserError: If the folder holds no model, it is damaged, or the backbone is another one.
     """
     tensors, metadata, digest = read_checkpoint(folder, MODEL)
     source = checkpoint_path(folder, MODEL)
@@ -164,10 +152,7 @@ def load_scorer(folder: str | Path, device: torch.device | str = "cpu") -> Score
         folder: The run folder.
         device: Where to score.
 
-    Returns:
-        The scorer.
-
     Raises:
-        UserError: If the folder holds none, or it is damaged.
+        UserError: If the folder holds no model, or it is damaged.
     """
     return Scorer.of(read_model(Path(folder), device))

@@ -1,20 +1,18 @@
 r"""The scores of an evaluation, image by image.
 
-A :class:`Scores` holds what the detector said about every image: the ID set, and the near and far
-OOD sets. It is all that metrics, tables and plots are made of, so it is kept on the disk
+A :class:`Scores` holds the detector's score of every image of the ID set and of the near and far
+OOD sets. Metrics, tables and plots are functions of it alone, so a run keeps it as a file
 (:func:`write_scores`, :func:`read_scores`) and any of them can be made again without the model.
 """
 
-__all__ = ["ScoredSet", "Scores", "read_scores", "write_scores"]
+__all__ = ["OOD_ROLES", "ROLES", "ScoredSet", "Scores", "read_scores", "write_scores"]
 
 import os
-import tokenize
-import zipfile
-import zlib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from ..errors import UserError, one_line
@@ -34,7 +32,7 @@ class ScoredSet(NamedTuple):
         name: The file names.
     """
 
-    score: NDArray[np.floating]
+    score: NDArray[np.float64]
     label: NDArray[np.int64]
     name: list[str]
 
@@ -54,12 +52,7 @@ class Scores:
         self._sets: dict[str, dict[str, ScoredSet]] = {role: {} for role in ROLES}
 
     def add(
-        self,
-        role: str,
-        name: str,
-        score: ArrayLike,
-        label: ArrayLike,
-        names: Sequence[str],
+        self, role: str, name: str, score: ArrayLike, label: ArrayLike, names: Sequence[str]
     ) -> None:
         r"""Adds a set.
 
@@ -71,22 +64,19 @@ class Scores:
             names: The file names of the :math:`N` images.
 
         Raises:
-            UserError: If the set is empty or a score is NaN or infinite.
+            UserError: If the set is empty, a score is NaN or infinite, there are not as many labels
+                and names, or there is a set of that name, or an ID set, already.
         """
-        if role not in ROLES:
-            raise ValueError(f"unknown role '{role}', expected one of {', '.join(ROLES)}")
-        if any(name in self.of(role) for role in ROLES):
-            raise ValueError(f"the set '{name}' has been added already")
-        if role == "id" and self.of("id"):
-            raise ValueError(f"'{name}' is a second ID set, expected one")
-
         names = [str(n) for n in names]
         score = check_scores(name, score, names)
         label = np.asarray(label, dtype=np.int64)
-
-        if label.shape != score.shape:
-            raise ValueError(f"{name}: {score.size} scores but labels of shape {label.shape}")
-
+        taken = name in self.counts() or (role == "id" and self.of("id"))
+        if role not in ROLES or taken or label.shape != score.shape:
+            raise UserError(
+                f"{name} scores: got the role {role!r} and labels of shape {label.shape} beside "
+                f"the sets {list(self.counts())}, expected one of {', '.join(ROLES)}, "
+                f"{score.shape} and a new name, one ID set in all"
+            )
         self._sets[role][name] = ScoredSet(score, label, names)
 
     def of(self, role: str) -> Mapping[str, ScoredSet]:
@@ -98,12 +88,8 @@ class Scores:
         return {name: s.score.size for role in ROLES for name, s in self.of(role).items()}
 
     def metrics(self) -> dict[str, dict[str, OODMetrics]]:
-        r"""Compares the ID set with each near and far set."""
-        if not self.of("id"):
-            raise ValueError("the ID set has not been added")
-
+        r"""Compares the ID set, which has to be there, with each near and far set."""
         (reference,) = self.of("id").values()
-
         return {
             role: {
                 name: ood_metrics(reference.score, s.score) for name, s in self.of(role).items()
@@ -118,12 +104,7 @@ def write_scores(path: str | os.PathLike[str], scores: Scores) -> None:
     The arrays are `score`, `label`, `name`, `set` and `role`, each with shape :math:`(N)`.
     """
     sets = [(role, name, s) for role in ROLES for name, s in scores.of(role).items()]
-
-    if not sets:
-        raise ValueError(f"{path}: there are no scores to write")
-
     sizes = [s.score.size for _, _, s in sets]
-
     with atomic_path(path) as temporary, open(temporary, "wb") as file:
         np.savez_compressed(
             file,
@@ -135,52 +116,21 @@ def write_scores(path: str | os.PathLike[str], scores: Scores) -> None:
         )
 
 
-# What NumPy raises on a damaged archive depends on the byte.
-UNREADABLE = (
-    OSError,
-    EOFError,
-    TypeError,
-    ValueError,
-    IndexError,
-    NotImplementedError,
-    SyntaxError,
-    AttributeError,
-    MemoryError,
-    OverflowError,
-    zipfile.BadZipFile,
-    zlib.error,
-    tokenize.TokenError,
-)
-
-
 def read_scores(path: str | os.PathLike[str]) -> Scores:
     r"""Reads the scores that :func:`write_scores` wrote.
 
     Raises:
         UserError: If the file is missing, corrupt or not such a file.
     """
+    scores = Scores()
     try:
         with np.load(path, allow_pickle=False) as file:
-            score, label, name = file["score"], file["label"], file["name"]
-            set_name, role = file["set"], file["role"]
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file, expected the scores of a run") from None
-    except KeyError as error:
-        raise UserError(f"{path}: {error.args[0]}, expected the scores of a run") from None
-    except UNREADABLE as error:
-        reason = one_line(error, 80)
-        raise UserError(f"{path}: not a readable scores file ({reason})") from None
-    sizes = {array.shape for array in (score, label, name, set_name, role)}
-    odd = set(np.unique(role).tolist()) - set(ROLES)
-    if len(sizes) > 1 or len(score.shape) != 1 or odd:
-        found = f"the role {min(odd)!r}" if odd else f"arrays of shapes {sorted(sizes)}"
-        raise UserError(f"{path}: holds {found}, expected the scores of a run")
-
-    _, first = np.unique(set_name, return_index=True)
-    scores = Scores()
-
-    for i in np.sort(first):
-        mask = set_name == set_name[i]
-        scores.add(str(role[i]), str(set_name[i]), score[mask], label[mask], name[mask].tolist())
-
+            keys = ("score", "label", "name", "set", "role")
+            # Raises an error if the arrays are not of one length; scalars would be repeated.
+            rows = pd.DataFrame({key: np.atleast_1d(file[key]) for key in keys})
+        for (role, name), group in rows.groupby(["role", "set"], sort=False, dropna=False):
+            scores.add(role, name, group["score"], group["label"], group["name"].tolist())
+    except Exception as error:  # noqa: BLE001 - what a damaged archive raises depends on the byte
+        reason = one_line(error, 200)
+        raise UserError(f"{path}: not a readable scores file of a run ({reason})") from None
     return scores

@@ -1,30 +1,31 @@
-r"""The table of an evaluation: what a run is remembered by.
+r"""The table of metrics of an evaluation, over one run or over several seeds.
 
-A :class:`MetricsTable` has one row for each OOD set, in the order near then far, and three rows
-of means: `nearood` and `farood`, plain means of the sets' rows as OpenOOD's, and `all`, the mean
-over *all* sets' rows, which is what the paper reports as AUROC. A mean that lacks a member set of
-the benchmark is not that mean: its row is then called, say, `nearood (partial: cifar100 absent)`,
-never `nearood`. The ID accuracy is one number and is given once, not once a row.
+A :class:`MetricsTable` has one row for each OOD set, near sets before far sets, and three rows of
+means. `nearood` and `farood` are plain means of their sets' rows, as OpenOOD's. `all` is the mean
+over *all* sets' rows, which is what the paper reports as AUROC. If a set of the benchmark is
+absent, the means that lack it say so in their name, as in `nearood (partial: cifar100 absent)`.
+The ID accuracy is one number and is given once, not in every row.
 
-Over several runs (seeds), means of sets are taken within each run, then the mean and the sample
-standard deviation (:math:`n - 1`) over runs. One run has no deviation and shows none.
+Over several runs, means over sets are taken within each run, then the mean and the sample standard
+deviation (:math:`n - 1`) over runs. One run has no deviation and shows none.
 """
 
 __all__ = ["MetricsTable", "aggregate"]
 
-import csv
-import io
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from ..errors import UserError
 from ..files import write_text_atomic
 from .metrics import OODMetrics
 
 MEANS = {"near": "nearood", "far": "farood"}
+RESERVED = ("id", "all", *MEANS.values())
 COLUMNS = {
     "fpr95": "FPR@95",
     "auroc": "AUROC",
@@ -65,7 +66,7 @@ class MetricsTable:
     seconds: tuple[float, ...] = ()
     parameters: int | None = None
     counts: Mapping[str, int] = field(default_factory=dict)
-    absent: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    absent: Mapping[str, Sequence[str]] = field(default_factory=dict)
     reference: str | None = None
     steps: int | None = None
 
@@ -77,10 +78,7 @@ class MetricsTable:
         absent: Mapping[str, Sequence[str]] | None = None,
         accuracy: float | None = None,
         seconds: float | None = None,
-        parameters: int | None = None,
-        counts: Mapping[str, int] | None = None,
-        reference: str | None = None,
-        steps: int | None = None,
+        **facts: Any,  # noqa: ANN401
     ) -> "MetricsTable":
         r"""Builds the table of one run.
 
@@ -88,42 +86,38 @@ class MetricsTable:
             metrics: For each role, `"near"` and `"far"`, the metrics of its sets by name.
             title: The title, which names the benchmark.
             absent: For each role, the sets of the benchmark that are absent.
-            accuracy: The ID accuracy, as a fraction.
-            seconds: The scoring time, in seconds.
-            parameters: The number of parameters of the scorer.
-            counts: The number of images of each set, by name.
-            reference: The name of the reference :math:`p_0`.
-            steps: The number of training steps.
-        """
-        missing = {role: tuple(sets) for role, sets in (absent or {}).items() if sets}
-        _check_sets(metrics, missing)
+            accuracy: The ID accuracy, as a fraction; None without a class head.
+            seconds: The scoring time, in seconds; None if it is not known.
+            facts: Other attributes: `parameters`, `counts`, `reference` and `steps`.
 
+        Raises:
+            UserError: If there is neither a near nor a far set, or two rows had the same name.
+        """
+        absent = {role: tuple(names) for role, names in (absent or {}).items() if names}
+        every = {name: value for role in MEANS for name, value in metrics.get(role, {}).items()}
+        if not every or len(every) < sum(map(len, metrics.values())) or every.keys() & RESERVED:
+            found = ", ".join(f"{role}: {list(sets)}" for role, sets in metrics.items())
+            raise UserError(
+                f"{title}: got scores of the OOD sets {found}; expected near and far sets, at least "
+                f"one, with names of their own that are not {', '.join(RESERVED)}"
+            )
         rows: dict[str, OODMetrics] = {}
         roles: dict[str, str] = {}
-
         for role, name in MEANS.items():
-            sets = metrics.get(role, {})
-
-            if sets:
-                mean = _mean_name(name, missing.get(role, ()))
+            if sets := metrics.get(role):
+                mean = _mean_name(name, absent.get(role, ()))
                 rows |= {**sets, mean: _mean(list(sets.values()))}
                 roles |= dict.fromkeys((*sets, mean), role)
-
-        every = [value for sets in metrics.values() for value in sets.values()]
-        mean = _mean_name("all", [name for role in MEANS for name in missing.get(role, ())])
-        rows[mean], roles[mean] = _mean(every), "all"
-
+        mean = _mean_name("all", [name for role in MEANS for name in absent.get(role, ())])
+        rows[mean], roles[mean] = _mean(list(every.values())), "all"
         return cls(
             title=title,
             rows={name: (value,) for name, value in rows.items()},
             roles=roles,
             accuracy=() if accuracy is None else (accuracy,),
             seconds=() if seconds is None else (seconds,),
-            parameters=parameters,
-            counts=dict(counts or {}),
-            absent=missing,
-            reference=reference,
-            steps=steps,
+            absent=absent,
+            **facts,
         )
 
     @property
@@ -139,13 +133,11 @@ class MetricsTable:
         r"""Returns the sample standard deviation of a row over runs; None for one run."""
         if self.runs < 2:
             return None
-
         return OODMetrics(*np.std(self.rows[row], axis=0, ddof=1).tolist())
 
     def notes(self) -> list[str]:
         r"""Returns what has to be said beneath the table, one line each."""
         notes = [] if self.reference is None else [f"Reference: {self.reference}"]
-
         if self.steps is not None:
             notes.append(f"Training: {self.steps:,} steps")
         if self.accuracy:
@@ -156,9 +148,7 @@ class MetricsTable:
             notes.append(f"Scoring: {_spread(self.seconds, 1)} s")
         if self.runs > 1:
             notes.append(f"Mean ± sample standard deviation over n = {self.runs} runs.")
-
         notes += [f"Absent {role} sets: {', '.join(sets)}." for role, sets in self.absent.items()]
-
         return [*notes, "All metrics in percent.", *CONVENTION.splitlines()]
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:
@@ -167,26 +157,20 @@ class MetricsTable:
         The first row, of role `id`, holds the ID accuracy, the number of parameters and the
         scoring seconds. They are empty in every other row, as the metrics are in this one.
         """
-        columns = [c for name in COLUMNS.values() for c in (name, f"{name}_std")]
-        extra = ["ID_ACC", "ID_ACC_std", "parameters", "seconds", "seconds_std"]
+        metrics = [c for column in COLUMNS.values() for c in (column, f"{column}_std")]
+        of_run = ["ID_ACC", "ID_ACC_std", "parameters", "seconds", "seconds_std"]
         accuracy, seconds = _mean_std(self.accuracy, 100), _mean_std(self.seconds, 1)
-        parameters = "" if self.parameters is None else self.parameters
-
-        with io.StringIO() as buffer:
-            writer = csv.writer(buffer, lineterminator="\n")
-            writer.writerow(["benchmark", "set", "role", "runs", "images", *columns, *extra])
-            first = [self.title, "id", "id", self.runs, "", *[""] * len(columns)]
-            writer.writerow([*first, *accuracy, parameters, *seconds])
-
-            for row, values in self.rows.items():
-                cells = [
-                    c for k in COLUMNS for c in _mean_std([getattr(v, k) for v in values], 100)
-                ]
-                count = self.counts.get(row, "")
-                head = [self.title, row, self.roles[row], self.runs, count]
-                writer.writerow([*head, *cells, *[""] * len(extra)])
-
-            write_text_atomic(path, buffer.getvalue())
+        no_metrics = [None] * (1 + len(metrics))
+        rows = [["id", "id", *no_metrics, *accuracy, self.parameters, *seconds]]
+        for name, values in self.rows.items():
+            cells = [c for k in COLUMNS for c in _mean_std([getattr(v, k) for v in values], 100)]
+            head = [name, self.roles[name], self.counts.get(name)]
+            rows.append([*head, *cells, *[None] * len(of_run)])
+        columns = ["set", "role", "images", *metrics, *of_run]
+        frame = pd.DataFrame(rows, columns=columns, dtype=object)
+        frame.insert(0, "benchmark", self.title)
+        frame.insert(3, "runs", self.runs)
+        write_text_atomic(path, frame.to_csv(index=False, lineterminator="\n"))
 
     def to_markdown(self) -> str:
         r"""Returns the table and its notes in Markdown."""
@@ -194,98 +178,58 @@ class MetricsTable:
         rule = [":--", *["--:"] * (len(header) - 1)]
         lines = [f"| {' | '.join(row)} |" for row in (header, rule, *body)]
         notes = [f"- {note}" for note in self.notes()]
-
         return "\n".join([f"# {self.title}", "", *lines, "", *notes, ""])
 
     def to_terminal(self) -> str:
         r"""Returns the table and its notes in aligned plain text."""
         rows = self._cells()
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        lines = []
-
-        for name, *cells in rows:
-            padded = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
-            lines.append("  ".join([name.ljust(widths[0]), *padded]))
-
-        rule = "-" * len(lines[0])
-
-        return "\n".join([self.title, rule, lines[0], rule, *lines[1:], rule, *self.notes(), ""])
+        first, *others = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        header, *body = [
+            "  ".join([name.ljust(first), *map(str.rjust, cells, others)]) for name, *cells in rows
+        ]
+        rule = "-" * len(header)
+        return "\n".join([self.title, rule, header, rule, *body, rule, *self.notes(), ""])
 
     def _cells(self) -> list[list[str]]:
         r"""Formats the header and the rows."""
-        images = ["Images"] if self.counts else []
-        cells = [["Set", *images, *COLUMNS.values()]]
-
-        for row, values in self.rows.items():
-            count = [f"{self.counts[row]:,}" if row in self.counts else ""] if images else []
-            cells.append(
-                [row, *count, *(_percent([getattr(v, k) for v in values]) for k in COLUMNS)]
-            )
-
-        return cells
+        rows = [["Set", "Images", *COLUMNS.values()]]
+        for name, values in self.rows.items():
+            count = f"{self.counts[name]:,}" if name in self.counts else ""
+            metrics = [_percent([getattr(value, key) for value in values]) for key in COLUMNS]
+            rows.append([name, count, *metrics])
+        return rows if self.counts else [[name, *cells] for name, _, *cells in rows]
 
 
 def aggregate(tables: Sequence[MetricsTable]) -> MetricsTable:
     r"""Joins the tables of several runs of one benchmark.
 
     Arguments:
-        tables: The tables, with the same title and rows.
+        tables: The tables, at least one, with the same title and rows.
 
     Returns:
         The table over all their runs.
+
+    Raises:
+        UserError: If their benchmark, rows, reference, steps or parameters differ.
     """
-    if not tables:
-        raise ValueError("there are no tables to aggregate, expected at least one")
-
     first = tables[0]
-
-    for table in tables[1:]:
-        for key in ("title", "roles", "parameters", "counts", "reference", "steps"):
+    for key in ("title", "roles", "parameters", "counts", "reference", "steps"):
+        for table in tables:
             found, expected = getattr(table, key), getattr(first, key)
-
             if found != expected:
                 what = "rows" if key == "roles" else key
-                raise ValueError(f"cannot join tables whose {what} differ: {found}, {expected}")
+                raise UserError(f"cannot join tables whose {what} differ: {found}, {expected}")
 
     def join(runs: list[tuple[float, ...]]) -> tuple[float, ...]:
-        # A mean over some of the runs would be taken for one over all
-        return tuple(r for run in runs for r in run) if all(runs) else ()
+        # A mean over some of the runs would be taken for one over all.
+        return sum(runs, ()) if all(runs) else ()
 
-    return MetricsTable(
-        title=first.title,
-        rows={row: tuple(v for t in tables for v in t.rows[row]) for row in first.rows},
-        roles=first.roles,
-        accuracy=join([t.accuracy for t in tables]),
-        seconds=join([t.seconds for t in tables]),
-        parameters=first.parameters,
-        counts=first.counts,
-        absent=first.absent,
-        reference=first.reference,
-        steps=first.steps,
+    return replace(
+        first,
+        rows={row: tuple(v for table in tables for v in table.rows[row]) for row in first.rows},
+        accuracy=join([table.accuracy for table in tables]),
+        seconds=join([table.seconds for table in tables]),
     )
-
-
-def _check_sets(
-    metrics: Mapping[str, Mapping[str, OODMetrics]],
-    absent: Mapping[str, Sequence[str]],
-) -> None:
-    names = [name for sets in (*metrics.values(), *absent.values()) for name in sets]
-    reserved = {"id", "all", *MEANS.values()}
-
-    for role in (*metrics, *absent):
-        if role not in MEANS:
-            raise ValueError(f"unknown role '{role}', expected one of {', '.join(MEANS)}")
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(f"the set '{name}' appears twice")
-        if name.split(" ")[0] in reserved:
-            raise ValueError(f"the set '{name}' has the name of another row")
-    for role, sets in metrics.items():
-        for name, value in sets.items():
-            if not np.isfinite(value).all():
-                raise ValueError(f"the {role} set '{name}' has metrics that are not finite")
-    if not any(metrics.values()):
-        raise UserError("there are no OOD scores, expected at least one near or far set")
 
 
 def _mean_name(name: str, absent: Sequence[str]) -> str:

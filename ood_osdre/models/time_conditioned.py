@@ -13,7 +13,12 @@ normalisation the score of an image would depend on the times of the others in i
 :math:`\partial_t s` with it.
 """
 
-__all__ = ["Spent", "TimeConditionedMLP", "TimeConditionedRatio", "TimeConditionedResNet"]
+__all__ = [
+    "NetworkEvaluations",
+    "TimeConditionedMLP",
+    "TimeConditionedRatio",
+    "TimeConditionedResNet",
+]
 
 import math
 from collections.abc import Sequence
@@ -29,8 +34,8 @@ from .ratio import Prediction, RatioModel
 SOLVERS = ("trapezoid", "ode")
 
 
-class Spent(NamedTuple):
-    r"""What a solver cost: inputs, and network evaluations of all of them together."""
+class NetworkEvaluations(NamedTuple):
+    r"""How many inputs were integrated, and the network evaluations of all of them together."""
 
     inputs: int
     evaluations: int
@@ -65,7 +70,7 @@ class TimeConditionedRatio(RatioModel):
         self.evaluations, self.t_range = evaluations, t_range
         self.solver, self.tolerance = solver, tolerance
         #: The inputs integrated so far and the network evaluations of all of them together.
-        self.spent = Spent(0, 0)
+        self.cost = NetworkEvaluations(0, 0)
 
     def time_score(self, x: Tensor, t: Tensor) -> Tensor:
         r"""Returns the time score :math:`s(x, t)`, at least in single precision.
@@ -94,8 +99,8 @@ class TimeConditionedRatio(RatioModel):
     def outputs(self, x: Tensor) -> Prediction:
         r"""Returns the log-ratios, without class logits."""
         log_ratio, evaluations = self.integrate(x)
-        inputs, before = self.spent
-        self.spent = Spent(inputs + len(x), before + len(x) * evaluations)
+        inputs, before = self.cost
+        self.cost = NetworkEvaluations(inputs + len(x), before + len(x) * evaluations)
         return Prediction(log_ratio)
 
     def log_ratio_at(self, outputs: Prediction) -> Tensor:
