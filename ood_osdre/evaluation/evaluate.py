@@ -2,7 +2,7 @@ r"""Scoring image sets, validation without test data, and the evaluation of a be
 
 **Selection never sees test OOD.** A checkpoint is chosen by ID validation images against two
 kinds of images that no table reports: *near*, classes of the reference held out of training, and
-*far*, the development sets that :mod:`ood_osdre.data.synthetic` makes by a program. Their mean
+*far*, synthetic OOD that :mod:`ood_osdre.data.builtin` makes by a program. Their mean
 is `val_auroc`. OOD validation lists join only on request, which the run record says.
 """
 
@@ -27,8 +27,8 @@ from torch import nn
 from tqdm import tqdm
 
 from ..data import BenchmarkData, ImageSet
-from ..data.standardise import Preprocess
-from ..data.synthetic import development_sets
+from ..data.builtin import synthetic_ood
+from ..data.standardise import Standardiser
 from ..errors import UserError
 from ..models.classifier import Classifier
 from ..models.ratio import RatioModel
@@ -46,7 +46,7 @@ Images = NDArray[np.uint8]
 def score_images(
     scorer: RatioModel,
     images: Images,
-    preprocess: Preprocess,
+    preprocess: Standardiser,
     batch_size: int = 512,
     bar: tqdm | None = None,
 ) -> tuple[NDArray[np.float32], NDArray[np.int64] | None]:
@@ -89,7 +89,7 @@ def score_images(
 class Validation:
     r"""What a run is watched and selected by; called with a ratio, returns named numbers.
 
-    `val_near`, `val_far` (the mean over the development sets, each also under its own name),
+    `val_near`, `val_far` (the mean over the synthetic OOD sets, each also under its own name),
     their mean `val_auroc`, and `val_accuracy` with a class head; AUROCs are fractions. Of a ratio
     also its calibration on ID and held-out reference images (:mod:`ood_osdre.evaluation.calibration`).
     Classes held out are another :math:`p_0` than that of training: compare it between models.
@@ -109,7 +109,7 @@ class Validation:
         self,
         id_val: ImageSet,
         near: ImageSet,
-        preprocess: Preprocess,
+        preprocess: Standardiser,
         batch_size: int = 512,
         limit: int | None = None,
         ood_val: ImageSet | None = None,
@@ -123,7 +123,7 @@ class Validation:
         self.near = {"near": _thinned(near, limit or 2 * size).images}
         if ood_val is not None:
             self.near["ood_val"] = _thinned(ood_val, limit).images
-        self.far = development_sets(self.id_val.images, size)
+        self.far = synthetic_ood(self.id_val.images, size)
 
     def __call__(self, ratio: RatioModel) -> dict[str, float]:
         r"""Returns the validation numbers of a ratio."""
@@ -192,7 +192,7 @@ class Evaluation:
 def evaluate_benchmark(
     scorer: RatioModel,
     data: BenchmarkData,
-    preprocess: Preprocess,
+    preprocess: Standardiser,
     batch_size: int = 512,
     progress: bool = True,
 ) -> Evaluation:
@@ -237,7 +237,7 @@ def _evaluations(scorer: RatioModel) -> float:
 
 
 def deployed(
-    ratio: RatioModel, options: EvaluationConfig, id_train: ImageSet, preprocess: Preprocess
+    ratio: RatioModel, options: EvaluationConfig, id_train: ImageSet, preprocess: Standardiser
 ) -> RatioModel:
     r"""Returns the model that scores: a ratio folded, a rival as the options ask.
 
@@ -279,7 +279,7 @@ def check_neighbours(ratio: RatioModel, id_train: ImageSet) -> None:
 
 
 def _fit_neighbours(
-    model: Classifier, id_train: ImageSet, preprocess: Preprocess, size: int
+    model: Classifier, id_train: ImageSet, preprocess: Standardiser, size: int
 ) -> None:
     starts = range(0, len(id_train), size)
     model.fit(
