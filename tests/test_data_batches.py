@@ -10,12 +10,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ood_osdre.data import ImageSet
-from ood_osdre.data.augment import BROADENINGS, Randomness, broaden, flip_crop
+from ood_osdre.data.builtin import noise, patch_shuffle, shapes, synthetic_ood
 from ood_osdre.data.standardise import Preprocess
-from ood_osdre.data.synthetic import development_sets, noise, patch_shuffle, shapes
-from ood_osdre.paths.times import UniformTimes
+from ood_osdre.data.transforms import BROADENINGS, Randomness, broaden, flip_crop
 from ood_osdre.sections import DataConfig
-from ood_osdre.training.batches import PairBatches
+from ood_osdre.training.batches import ImageBatches
 
 RNG = np.random.default_rng(0)
 
@@ -35,10 +34,10 @@ def random() -> Randomness:
     return Randomness(generator(), generator(1))
 
 
-def make(id_train: ImageSet, reference: ImageSet, seed: int = 0, **options: object) -> PairBatches:
+def make(id_train: ImageSet, reference: ImageSet, seed: int = 0, **options: object) -> ImageBatches:
     config = DataConfig(**{"flip": False, "crop": 0, **options})  # type: ignore[arg-type]
     preprocess = Preprocess((0.0,) * 3, (1.0,) * 3)
-    return PairBatches(id_train, reference, config, preprocess, UniformTimes(), 4, seed)
+    return ImageBatches(id_train, reference, config, preprocess, 4, seed)
 
 
 class TestPreprocess:
@@ -63,25 +62,25 @@ class TestPreprocess:
             assert torch.equal(batch, before)
 
 
-class TestPairBatches:
+class TestImageBatches:
     def test_an_epoch_has_every_image_once(self) -> None:
         id_train, reference = image_set(10), image_set(6)
         batches = make(id_train, reference)
-        draws = [batches(step) for step in range(5)]  # 20 images: two epochs of 10
+        first_five = [batches(step) for step in range(5)]  # 20 images: two epochs of 10
 
-        first = torch.cat([d.label for d in draws])[:10]
+        first = torch.cat([d.label for d in first_five])[:10]
         assert sorted(first.tolist()) == sorted(id_train.labels.tolist())
-        seen = torch.cat([d.x_0 for d in draws])[:6]
+        seen = torch.cat([d.x_0 for d in first_five])[:6]
         stored = torch.as_tensor(reference.images).permute(0, 3, 1, 2).float() / 255
         assert all(any(torch.equal(x, s) for s in stored) for x in seen)
         assert len({x.numpy().tobytes() for x in seen}) == 6
 
     def test_labels_belong_to_their_images(self) -> None:
         id_train = image_set(10)
-        draw = make(id_train, image_set(6))(3)
+        batch = make(id_train, image_set(6))(3)
         stored = torch.as_tensor(id_train.images).permute(0, 3, 1, 2).float() / 255
-        assert draw.label is not None
-        for x, label in zip(draw.x_1, draw.label, strict=True):
+        assert batch.label is not None
+        for x, label in zip(batch.x_1, batch.label, strict=True):
             (index,) = [i for i, s in enumerate(stored) if torch.equal(x, s)]
             assert id_train.labels[index] == label
 
@@ -97,12 +96,12 @@ class TestPairBatches:
         assert not torch.equal(a(5).noise, make(*sets, seed=1, **options)(5).noise)
 
     def test_mixture_puts_id_images_into_the_reference_but_not_into_their_own_pair(self) -> None:
-        draw = make(image_set(10), image_set(6, value=0), mixture=0.5)(0)
-        mixed = draw.x_0.flatten(1).sum(1) > 0
+        batch = make(image_set(10), image_set(6, value=0), mixture=0.5)(0)
+        mixed = batch.x_0.flatten(1).sum(1) > 0
         assert mixed.tolist() == [False, False, True, True]
-        for x_0, x_1 in zip(draw.x_0[mixed], draw.x_1[mixed], strict=True):
+        for x_0, x_1 in zip(batch.x_0[mixed], batch.x_1[mixed], strict=True):
             assert not torch.equal(x_0, x_1)
-            assert any(torch.equal(x_0, x) for x in draw.x_1)
+            assert any(torch.equal(x_0, x) for x in batch.x_1)
 
     def test_broadening_changes_its_share_of_the_reference_and_no_id_image(self) -> None:
         sets = image_set(10), image_set(6)
@@ -169,7 +168,7 @@ class TestBroaden:
             assert broaden(x, random()).shape == x.shape
 
 
-class TestDevelopment:
+class TestSyntheticOOD:
     def test_patch_shuffling_permutes_patches(self) -> None:
         images = image_set(6, side=16).images
         shuffled = patch_shuffle(images, np.random.default_rng(1))
@@ -192,7 +191,7 @@ class TestDevelopment:
 
     def test_equal_seeds_give_equal_sets(self) -> None:
         images = image_set(5, side=16).images
-        a, b, c = (development_sets(images, 7, seed) for seed in (0, 0, 1))
+        a, b, c = (synthetic_ood(images, 7, seed) for seed in (0, 0, 1))
         assert list(a) == ["patch_shuffled", "shapes", "noise"]
         for name in a:
             assert np.array_equal(a[name], b[name])

@@ -50,8 +50,6 @@ def test_everything_present_is_loaded(root: Path) -> None:
     assert data.ood_val is not None
     assert len(data.ood_val) == 3
     assert not data.absent
-    assert data.is_complete("near")
-    assert data.is_complete("far")
     assert set(data.checksums) == {f"{role}/{name}" for role, name, *_ in SETS}
 
 
@@ -109,8 +107,7 @@ def test_absent_and_partial_sets_are_named_not_loaded(
     assert "absent" in data.missing["far"]
     assert "partial, 4 of 5 images" in data.missing["far away"]
     assert "far away/far/3.png" in data.missing["far away"]
-    assert data.is_complete("near")
-    assert not data.is_complete("far")
+    assert data.absent_by_role() == {"near": [], "far": ["far", "far away"]}
     assert "far away" in caplog.text
 
 

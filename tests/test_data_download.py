@@ -21,7 +21,7 @@ from torchvision import datasets
 
 from ood_osdre.data import load_manifest
 from ood_osdre.data.__main__ import main
-from ood_osdre.data.download import overrides, subset_mask
+from ood_osdre.data.download import at_mirror, subset_mask
 from ood_osdre.data.lists import read_list
 
 CLASSES = [f"class {i}" for i in range(10)]
@@ -224,7 +224,7 @@ def test_failed_download_is_one_line(
 @pytest.mark.parametrize("name", ["CIFAR10", "CIFAR100", "FashionMNIST", "MNIST", "SVHN"])
 def test_every_url_goes_to_the_mirror(name: str) -> None:
     kind = getattr(datasets, name)
-    changed = overrides(kind, "http://127.0.0.1/")
+    changed = at_mirror(kind, "http://127.0.0.1/")
     flat = yaml.safe_dump(changed)
 
     assert all(hasattr(kind, attribute) for attribute in changed)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from ood_osdre.data import ImageSet, hold_out_reference
+from ood_osdre.errors import UserError
 
 
 def make_set(names: list[str]) -> ImageSet:
@@ -35,9 +36,9 @@ def test_class_is_the_folder(name: str, group: str) -> None:
 def test_sets_check_their_shapes() -> None:
     images, labels = np.zeros((3, 2, 2, 3), np.uint8), np.zeros(3, np.int64)
     for bad in (images[..., 0], images.astype(float), images[..., :1]):
-        with pytest.raises(ValueError, match="images must be uint8"):
+        with pytest.raises(ValueError, match="expected uint8"):
             ImageSet(bad, labels, ["", "", ""])
-    with pytest.raises(ValueError, match="3 images, 3 labels, 2 names"):
+    with pytest.raises(ValueError, match="2 names, expected"):
         ImageSet(images, labels, ["", ""])
 
 
@@ -83,14 +84,17 @@ def test_named_classes_are_held_out() -> None:
 
     assert set(validation.groups) == {"n03", "n07"}
     assert len(train) == 184
-    with pytest.raises(ValueError, match="no reference class n99"):
-        hold_out_reference(CLASSES, ["n03", "n99"])
 
 
-def test_impossible_splits_are_refused() -> None:
-    with pytest.raises(ValueError, match="fraction must lie in"):
-        hold_out_reference(PLAIN, fraction=1.5)
-    with pytest.raises(ValueError, match="1 images with 0 classes held out cannot be split"):
-        hold_out_reference(PLAIN.subset([0]))
-    with pytest.raises(ValueError, match="cannot be split"):
-        hold_out_reference(CLASSES, sorted(set(CLASSES.groups)))
+@pytest.mark.parametrize(
+    ("reference", "classes"),
+    [
+        (PLAIN.subset([0]), 10),
+        (PLAIN.subset([]), 10),
+        (CLASSES, sorted(set(CLASSES.groups))),
+        (CLASSES, ["n03", "n99"]),
+    ],
+)
+def test_impossible_splits_are_refused(reference: ImageSet, classes: int | list[str]) -> None:
+    with pytest.raises(UserError, match=rf"reference: {len(reference)} images .*cannot be split"):
+        hold_out_reference(reference, classes)

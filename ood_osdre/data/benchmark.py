@@ -21,7 +21,7 @@ from ..errors import UserError
 from ..files import map_array, stat
 from .builtin import load_digits_sets
 from .images import cached_array, decode_all, square
-from .manifests import Manifest, load_manifest
+from .manifests import Manifest, SetSpec, load_manifest
 from .sets import ImageSet, hold_out_reference, shared_images
 from .status import REQUIRED, SetStatus, find_reference, inspect, runnable
 
@@ -72,18 +72,8 @@ class BenchmarkData:
             for role in ("near", "far")
         }
 
-    def is_complete(self, role: str) -> bool:
-        r"""Returns whether every set of a role (`near`, `far`) is present.
-
-        Only then may a mean over the role bear its full name.
-        """
-        return not self.absent_by_role()[role]
-
     def split_reference(self, seed: int = 0) -> tuple[ImageSet, ImageSet]:
-        r"""Splits the reference as :func:`hold_out_reference` does.
-
-        The classes held out are those that the manifest names, if it names any that exist.
-        """
+        r"""Holds out the classes that the manifest names, as :func:`hold_out_reference` does."""
         groups = set(self.reference.groups)
         held = [c for c in self.manifest.hold_out if c in groups]
         return hold_out_reference(self.reference, held or 10, seed=seed)
@@ -122,23 +112,21 @@ def load_benchmark(
     cache = root / CACHE if cache_dir is None else Path(cache_dir)
     required, optional = _inspect_all(manifest, root, reference, training)
     present = [s for s in (*required, *optional) if s.present]
-    missing = {s.spec.name: s for s in optional if not s.present and s.spec.role != "ood_val"}
+    tables = [s for s in optional if s.spec.role != "ood_val"]
+    missing = {s.spec.name: str(s) for s in tables if not s.present}
     for status in missing.values():
         log.warning("not in the table: %s", status)
-    if training:
-        _warn_of_overlap(required[-1], [s for s in optional if s.present])
-
-    sizes = manifest.size, cache, progress
     loaded: dict[tuple[str, str], ImageSet] = {
-        (s.spec.role, s.spec.name): _load_set(s, *sizes) for s in present
+        (s.spec.role, s.spec.name): _load_set(s, manifest.size, cache, progress) for s in present
     }
     if training:
         _check_classes(loaded)
+        _warn_of_overlap(required[-1].spec, [s.spec.name for s in tables if s.present])
     _warn_of_copies(present, loaded)
     checksums = {
         f"{s.spec.role}/{s.spec.name}": s.list.checksum for s in present if s.list is not None
     }
-    return _assemble(manifest, loaded, checksums, {name: str(s) for name, s in missing.items()})
+    return _assemble(manifest, loaded, checksums, missing)
 
 
 def load_digits_benchmark(manifest: Manifest | None = None) -> BenchmarkData:
@@ -284,13 +272,12 @@ def _check_classes(loaded: Mapping[tuple[str, str], ImageSet]) -> None:
             )
 
 
-def _warn_of_overlap(reference: SetStatus, tables: Sequence[SetStatus]) -> None:
+def _warn_of_overlap(reference: SetSpec, rows: Sequence[str]) -> None:
     r"""Warns if the reference contains classes or images of a set of the table."""
-    present = {s.spec.name for s in tables if s.spec.role != "ood_val"}
-    for name in reference.spec.overlaps:
-        if name in present:
+    for name in reference.overlaps:
+        if name in rows:
             message = "the reference %s contains classes of %s: its row is not comparable"
-            log.warning(message, reference.spec.name, name)
+            log.warning(message, reference.name, name)
 
 
 def _warn_of_copies(

@@ -43,91 +43,65 @@ def load_digits_sets() -> dict[tuple[str, str], ImageSet]:
     from sklearn.datasets import load_digits, load_sample_image
 
     digits = load_digits()
-    pixels = [enlarge(np.uint8(np.round(i * 255 / 16))) for i in digits.images]
-    every = ImageSet(
-        np.stack(pixels),
-        digits.target.astype(np.int64),
-        [f"digits/{c}/{i:04d}" for i, c in enumerate(digits.target)],
+    images = np.stack([_enlarge(np.uint8(np.round(i * 255 / 16))) for i in digits.images])
+    names = [f"digits/{c}/{i:04d}" for i, c in enumerate(digits.target)]
+    labels = digits.target.astype(np.int64)
+    known, unknown = (ImageSet(images, y, names) for y in (labels, np.full_like(labels, -1)))
+    china = _patches(load_sample_image("china.jpg"), "china")
+    flower = _patches(load_sample_image("flower.jpg"), "flower")
+
+    sets = {(role, "digits"): known.subset(part) for role, part in _split(labels, 5).items()}
+    reference = [unknown.subset(np.isin(labels, (5, 6, 7))), *china.values()]
+    sets["reference", "digits567_china"] = ImageSet(
+        np.concatenate([s.images for s in reference]),
+        np.concatenate([s.labels for s in reference]),
+        [name for s in reference for name in s.names],
     )
-    sets = {
-        (role, "digits"): every.subset(indices)
-        for role, indices in split(every.labels, classes=5).items()
-    }
-
-    reference = unlabelled(every.subset(np.isin(every.labels, (5, 6, 7))))
-    china = patches(load_sample_image("china.jpg"), "china")
-    flower = patches(load_sample_image("flower.jpg"), "flower")
-
-    sets["reference", "digits567_china"] = concatenate([reference, *china.values()])
     for digit in (8, 9):
-        sets["near", f"digit{digit}"] = unlabelled(every.subset(every.labels == digit))
-    for name, images in flower.items():
-        sets["far", name] = images
-
-    return sets
+        sets["near", f"digit{digit}"] = unknown.subset(labels == digit)
+    return {**sets, **{("far", name): patches for name, patches in flower.items()}}
 
 
-def split(labels: NDArray[np.int64], classes: int) -> dict[str, NDArray[np.intp]]:
+def _split(labels: NDArray[np.int64], classes: int) -> dict[str, NDArray[np.intp]]:
     r"""Splits the images of the first classes, each class in the same proportions."""
     rng = np.random.default_rng(0)
     parts: dict[str, list[NDArray[np.intp]]] = {role: [] for role in SPLITS}
-
     for c in range(classes):
         indices = rng.permutation(np.flatnonzero(labels == c))
         cuts = np.cumsum([round(f * len(indices)) for f in SPLITS.values()])[:-1]
         for role, part in zip(SPLITS, np.split(indices, cuts), strict=True):
             parts[role].append(part)
-
     return {role: np.sort(np.concatenate(part)) for role, part in parts.items()}
 
 
-def patches(photograph: NDArray[np.uint8], name: str) -> dict[str, ImageSet]:
+def _patches(photograph: Pixels, name: str) -> dict[str, ImageSet]:
     r"""Cuts a photograph, with shape :math:`(H, W, 3)`, into patches in colour and in grey."""
     middle = photograph.shape[1] // 2
     halves = {name: photograph[:, :middle], f"{name}_grey": photograph[:, middle:]}
     sets = {}
-
     for key, half in halves.items():
-        corners = [
-            (i, j)
-            for i in range(0, half.shape[0] - SIZE + 1, STRIDE)
-            for j in range(0, half.shape[1] - SIZE + 1, STRIDE)
-        ]
+        rows, cols = (range(0, side - SIZE + 1, STRIDE) for side in half.shape[:2])
+        corners = [(i, j) for i in rows for j in cols]
         cut = [half[i : i + SIZE, j : j + SIZE] for i, j in corners]
         sets[key] = ImageSet(
-            np.stack([as_digit(c) for c in cut] if key.endswith("grey") else cut),
+            np.stack([_as_digit(c) for c in cut] if key.endswith("grey") else cut),
             np.full(len(cut), -1, dtype=np.int64),
             [f"{key}/{i:03d}_{j:03d}" for i, j in corners],
         )
-
     return sets
 
 
-def as_digit(patch: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def _as_digit(patch: Pixels) -> Pixels:
     r"""Degrades a patch to the 8x8 pixels and 17 grey levels of the digits."""
     grey = Image.fromarray(patch).convert("L").resize((8, 8), Image.Resampling.BOX)
     levels = np.round(np.asarray(grey) * (16 / 255))
-    return enlarge(np.uint8(np.round(levels * 255 / 16)))
+    return _enlarge(np.uint8(np.round(levels * 255 / 16)))
 
 
-def enlarge(grey: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def _enlarge(grey: Pixels) -> Pixels:
     r"""Enlarges a grey image to shape :math:`(S, S, 3)`."""
     image = Image.fromarray(grey).resize((SIZE, SIZE), Image.Resampling.BILINEAR)
     return np.asarray(image.convert("RGB"))
-
-
-def unlabelled(images: ImageSet) -> ImageSet:
-    r"""Returns the images as members of no ID class."""
-    return ImageSet(images.images, np.full_like(images.labels, -1), images.names)
-
-
-def concatenate(sets: list[ImageSet]) -> ImageSet:
-    r"""Joins sets."""
-    return ImageSet(
-        np.concatenate([s.images for s in sets]),
-        np.concatenate([s.labels for s in sets]),
-        [name for s in sets for name in s.names],
-    )
 
 
 def synthetic_ood(id_images: Pixels, size: int, seed: int = 0) -> dict[str, Pixels]:

@@ -91,7 +91,8 @@ def as_uint8(pixels: NDArray[Any], top: int = 1) -> NDArray[np.uint8]:
     """
     low, high = float(pixels.min()), float(pixels.max())
     if not (low >= -SLACK and high <= top + SLACK):  # also false for NaN
-        raise ValueError(f"pixels from {low:.3g} to {high:.3g}, expected 0 to {top}")
+        kind = "floats" if top == 1 else "integers"
+        raise ValueError(f"pixels from {low:.3g} to {high:.3g}, expected {kind} in [0, {top}]")
     return np.rint(255 // top * pixels.clip(0, top)).astype(np.uint8)
 
 

@@ -45,20 +45,16 @@ IMAGE_KEYS = ("data", "image")
 LARGEST = np.iinfo(np.int64).max
 #: The layouts of a batch of images, in colour and in grey, by what holds it.
 LAYOUTS = {
-    "array": "(N, H, W, 3), or in grey (N, H, W, 1) or (N, H, W)",
-    "tensor": "(N, 3, H, W), or in grey (N, 1, H, W) or (N, H, W)",
+    "array": "(N, H, W, 3) in an array, grey ones (N, H, W, 1) or (N, H, W)",
+    "tensor": "(N, 3, H, W) in a tensor, grey ones (N, 1, H, W) or (N, H, W)",
 }
 
 
 @runtime_checkable
-class Items(Protocol):
-    r"""A data set: items by their index."""
+class _Items(Protocol):
+    def __len__(self) -> int: ...
 
-    def __len__(self) -> int:
-        r"""Returns the number of items."""
-
-    def __getitem__(self, index: int, /) -> object:
-        r"""Returns an item."""
+    def __getitem__(self, index: int, /) -> object: ...
 
 
 class Samples(NamedTuple):
@@ -118,8 +114,7 @@ def read_pieces(data: object, size: int, what: str) -> Iterator[Samples]:
         labels = _integers(given, what)
         if labels is None:
             labels = np.full(n, -1)
-        wrong = labels.shape != (n,) or labels.min() < -1 or labels.max() > LARGEST
-        if wrong:
+        if labels.shape != (n,) or labels.min() < -1 or labels.max() > LARGEST:
             bounds = f" from {labels.min()} to {labels.max()}" if labels.size else ""
             raise UserError(
                 f"{what}: got {n} items but labels of shape {labels.shape}{bounds}, expected for "
@@ -140,6 +135,7 @@ def split_item(item: object) -> tuple[object, object]:
     return item, None
 
 
+READABLE = (_Items, Iterable)
 # Values, labels if there are any, and names.
 _Piece = tuple[NDArray[Any], object, list[str] | None]
 
@@ -151,23 +147,21 @@ def _pieces(data: object, size: int, what: str) -> Iterator[_Piece]:
         yield from _files(Path(data), size, what)
     elif isinstance(data, np.ndarray | Tensor):
         yield _values(data, size, what), None, None
-    # Of tables and their columns, `[i]` is what bears the label i, not what stands there.
-    elif (
-        isinstance(data, Items) and not isinstance(data, Mapping) and not hasattr(data, "to_numpy")
-    ):
-        yield from _items(data, size, what)
-    elif isinstance(data, Iterable) and not isinstance(data, Mapping | Items):
-        for batch in data:
-            values, labels = split_item(batch)
-            yield _values(values, size, what), labels, None
-    else:
+    # Of tables and their columns, `[i]` is what has the label i, not what stands there.
+    elif isinstance(data, Mapping) or hasattr(data, "to_numpy") or not isinstance(data, READABLE):
         raise UserError(
             f"{what}: got {type(data).__name__}, expected an array, such as a table's to_numpy(), "
             "a tensor, a data loader, a data set or a path."
         )
+    elif isinstance(data, _Items):
+        yield from _items(data, size, what)
+    else:
+        for batch in data:
+            values, labels = split_item(batch)
+            yield _values(values, size, f"{what}: a batch"), labels, None
 
 
-def _items(data: Items, size: int, what: str) -> Iterator[_Piece]:
+def _items(data: _Items, size: int, what: str) -> Iterator[_Piece]:
     r"""Reads the items of a data set one by one."""
     total = len(data)
     for start in range(0, total, PIECE):
@@ -257,47 +251,33 @@ def _values(data: object, size: int, what: str) -> NDArray[Any]:
     array = _to_numpy(data, what)
     if array.ndim == 2:
         return _vectors(array, what)
-    shape, is_tensor = array.shape, isinstance(data, Tensor)
+    shape, kind, mistake = array.shape, "tensor" if isinstance(data, Tensor) else "array", ""
     if array.ndim == 3:
         array = array[..., None]
-    elif array.ndim == 4 and is_tensor:
+    elif array.ndim == 4 and kind == "tensor":
         array = array.transpose(0, 2, 3, 1)
-    mistake = _mistake(array, shape, size, LAYOUTS["tensor" if is_tensor else "array"])
-    if not mistake and array.dtype.kind == "f" and array.size:
+    # Several grey images may have a side of three pixels, but rather this is one in colour.
+    if len(shape) == 3 and 3 in (shape[0], shape[2]):
+        mistake = (
+            f"shape {shape}, one image or several grey ones, expected a batch {LAYOUTS[kind]}"
+        )
+    elif array.ndim != 4 or array.shape[3] not in (1, 3):
+        mistake = f"shape {shape}, expected images {LAYOUTS[kind]}, or vectors (N, d)"
+    elif not len(array):
+        return np.zeros((0, size, size, 3), np.uint8)
+    elif array.shape[1:3] != (size, size):
+        height, width = array.shape[1:3]
+        mistake = f"images of {height} x {width} pixels, expected {size} x {size}, the set size"
+    elif array.dtype.kind == "f":
         try:
             array = as_uint8(array)
         except ValueError as error:
             mistake = f"{error}, or uint8; leave normalisation to the detector"
+    elif array.dtype != np.uint8:
+        mistake = f"images of {array.dtype}, expected uint8, or floats in [0, 1]"
     if mistake:
         raise UserError(f"{what}: got {mistake}.")
-    if not len(array):
-        return np.zeros((0, size, size, 3), np.uint8)
     return np.repeat(array, 3, axis=3) if array.shape[3] == 1 else array
-
-
-def _mistake(array: NDArray[Any], shape: tuple[int, ...], size: int, layout: str) -> str:
-    r"""Returns what was found instead of images :math:`(N, S, S, C)`, and what was expected.
-
-    Arguments:
-        array: The batch, its channels last.
-        shape: The shape it was given in.
-        size: The side :math:`S`.
-        layout: The shapes it may be given in.
-    """
-    # Several grey images may have a side of three pixels, but rather this is one in colour.
-    if len(shape) == 3 and 3 in (shape[0], shape[2]):
-        return f"shape {shape}, one image or several grey ones, expected a batch {layout}"
-    if array.ndim != 4 or array.shape[3] not in (1, 3):
-        return f"shape {shape}, expected images {layout}, or vectors (N, d)"
-    if len(array) and array.shape[1:3] != (size, size):
-        height, width = array.shape[1:3]
-        return (
-            f"images of {height} x {width} pixels, expected {size} x {size}; resize them, or set "
-            "the size of the detector"
-        )
-    if len(array) and array.dtype != np.uint8 and array.dtype.kind != "f":
-        return f"images of {array.dtype}, expected uint8, or floats in [0, 1]"
-    return ""
 
 
 def _vectors(array: NDArray[Any], what: str) -> NDArray[np.floating[Any]]:

@@ -47,7 +47,7 @@ SINGLE = ("id_train", "id_val", "id_test", "ood_val")
 # Of these, no two sets may have the same name, nor that of another row of the table.
 TABLES = ("near", "far", "csid")
 RESERVED = ("id", "all", "nearood", "farood")
-UNWRITABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+UNWRITABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 # The longest name of a file that common file systems have, in bytes.
 LONGEST = 255
 
@@ -82,8 +82,10 @@ def _as_names(values: object) -> object:
     return tuple(str(v) if type(v) is int else v for v in values)
 
 
+# With a bound, pydantic also refuses what UTF-8 cannot hold.
+Text = Annotated[str, Field(max_length=10_000)]
 Name = Annotated[str, _text(lambda text: bool(text.strip()), "a name on one line")]
-Names = Annotated[tuple[str, ...], BeforeValidator(_as_names)]
+Names = Annotated[tuple[Name, ...], BeforeValidator(_as_names)]
 FilePath = Annotated[str, _text(_is_path, "the path of a file or folder")]
 ListFolder = Annotated[
     FilePath,
@@ -142,7 +144,7 @@ class SetSpec(Options):
     count: Annotated[int, Field(ge=1, le=10**9)] | None = None
     sha256: str | None = None
     dataset: str | None = None
-    note: str = ""
+    note: Text = ""
     download: Download | None = None
     overlaps: Names = ()
 
@@ -153,8 +155,8 @@ class SetSpec(Options):
 class DataSet(Options):
     r"""Where images come from, and a short note on their licence."""
 
-    source: str = ""
-    licence: str = ""
+    source: Text = ""
+    licence: Text = ""
 
 
 class IdSets(Options):
@@ -186,11 +188,11 @@ class ManifestFile(Options):
         hold_out: The reference classes held out for validation; empty to draw them.
     """
 
-    title: str
+    title: Text
     ids: Annotated[dict[str, IdSets], Field(min_length=1)]
     datasets: dict[str, DataSet] = Field(default_factory=dict)
-    note: str = ""
-    get: str = ""
+    note: Text = ""
+    get: Text = ""
     size: Annotated[int, Field(ge=1, le=4096)] = 32
     images: FilePath = "images_classic"
     lists: ListFolder = "benchmark_imglist/{id}"

@@ -10,12 +10,11 @@ import pytest
 import torch
 from PIL import Image
 
-from ood_osdre.data.fields import shown
 from ood_osdre.data.inputs import read
 from ood_osdre.data.sets import count_shared, fingerprints
+from ood_osdre.data.standardise import Standardise
 from ood_osdre.errors import UserError
 from ood_osdre.files import map_array
-from ood_osdre.training.batches import Standardise
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (5, 32, 32, 3), dtype=np.uint8)
 TENSOR = torch.as_tensor(IMAGES).permute(0, 3, 1, 2)
@@ -178,14 +177,3 @@ def test_equal_vectors_have_equal_fingerprints_in_any_precision() -> None:
     assert count_shared(fingerprints(VECTORS), fingerprints(VECTORS + 1e-12)) == 0
     shifted = VECTORS + 1.6e9
     assert len(np.unique(fingerprints(shifted))) == 5
-
-
-def test_values_are_shown_on_one_short_line() -> None:
-    nested: list = [1]
-    for _ in range(40):
-        nested = [nested, nested]
-    for value in (nested, "x\n" * 10**5, {"a": nested}, 16**9999, [16**9999], ["a" * 99] * 9):
-        text = shown(value)
-        assert len(text) <= 80
-        assert "\n" not in text
-    assert shown([0.5, "a"]) == "[0.5, 'a']"
