@@ -34,7 +34,9 @@ def random() -> Randomness:
     return Randomness(generator(), generator(1))
 
 
-def make(id_train: ImageSet, reference: ImageSet, seed: int = 0, **options: object) -> ImageBatches:
+def make(
+    id_train: ImageSet, reference: ImageSet, seed: int = 0, **options: object
+) -> ImageBatches:
     config = DataConfig(**{"flip": False, "crop": 0, **options})  # type: ignore[arg-type]
     preprocess = Preprocess((0.0,) * 3, (1.0,) * 3)
     return ImageBatches(id_train, reference, config, preprocess, 4, seed)

@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -21,11 +22,13 @@ from ..errors import UserError
 from ..files import map_array, stat
 from .builtin import load_digits_sets
 from .images import cached_array, decode_all, square
-from .manifests import Manifest, SetSpec, load_manifest
-from .sets import ImageSet, hold_out_reference, shared_images
+from .manifests import Manifest, load_manifest
+from .sets import ImageSet, count_shared, fingerprints, hold_out_reference
 from .status import REQUIRED, SetStatus, find_reference, inspect, runnable
 
 CACHE = ".ood_osdre_cache"
+# Sets of these roles must share no image with any other set. OOD sets may.
+EXCLUSIVE = {"id_train", "id_val", "id_test", "reference"}
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +124,10 @@ def load_benchmark(
     }
     if training:
         _check_classes(loaded)
-        _warn_of_overlap(required[-1].spec, [s.spec.name for s in tables if s.present])
+        reference_set, rows = required[-1].spec, [s.spec.name for s in tables if s.present]
+        for name in (n for n in reference_set.overlaps if n in rows):
+            message = "the reference %s contains classes of %s: its row is not comparable"
+            log.warning(message, reference_set.name, name)
     _warn_of_copies(present, loaded)
     checksums = {
         f"{s.spec.role}/{s.spec.name}": s.list.checksum for s in present if s.list is not None
@@ -222,42 +228,32 @@ def _assemble(
 
 
 def _load_set(status: SetStatus, size: int, cache_dir: Path, progress: bool) -> ImageSet:
-    r"""Loads a present set through the cache."""
-    if status.list is None:
-        return _load_array(status.path, size, cache_dir)
-    content, images = status.list, status.images
-    array = cached_array(
-        lambda: decode_all([images / n for n in content.names], size, str(status.spec), progress),
-        (len(content), size, size, 3),
-        (
-            # Other roots may hold other pixels under the same names, sizes and times.
-            os.fsencode(os.path.realpath(images)),
-            "\n".join(content.names).encode(),
-            repr(status.stats).encode(),
-        ),
-        status.path.stem,
-        cache_dir,
-    )
-    labels = np.asarray(content.labels, dtype=np.int64)
-    if not status.spec.role.startswith("id_"):
-        labels = np.full_like(labels, -1)
-    return ImageSet(array, labels, list(content.names))
-
-
-def _load_array(path: Path, size: int, cache_dir: Path) -> ImageSet:
-    r"""Loads a `.npy` array; images of another size or in grey go through the cache."""
-    array: NDArray[np.uint8] = map_array(path)
-    names = [f"{path.name}[{i}]" for i in range(len(array))]
-    if array.shape[1:] != (size, size, 3):
+    r"""Loads a present set, through the cache unless it is an array that is as it should be."""
+    content, images, path = status.list, status.images, status.path
+    if content is None:
+        array: NDArray[np.uint8] = map_array(path)
+        names, labels = [f"{path.name}[{i}]" for i in range(len(array))], np.full(len(array), -1)
+        if array.shape[1:] == (size, size, 3):
+            return ImageSet(array, labels, names)
         grey = array[..., 0] if array.ndim == 4 and array.shape[3] == 1 else array
-        array = cached_array(
-            lambda: np.stack([square(Image.fromarray(i), size) for i in grey]),
-            (len(array), size, size, 3),
-            (os.fsencode(os.path.realpath(path)), repr(stat(path)).encode()),
-            path.stem,
-            cache_dir,
-        )
-    return ImageSet(array, np.full(len(array), -1, dtype=np.int64), names)
+        key: tuple[bytes, ...] = os.fsencode(os.path.realpath(path)), repr(stat(path)).encode()
+
+        def build() -> NDArray[np.uint8]:
+            return np.stack([square(Image.fromarray(i), size) for i in grey])
+    else:
+        names, labels = list(content.names), np.asarray(content.labels, dtype=np.int64)
+        if not status.spec.role.startswith("id_"):
+            labels = np.full_like(labels, -1)
+        # Other roots may hold other pixels under the same names, sizes and times.
+        root = os.fsencode(os.path.realpath(images))
+        key = root, "\n".join(names).encode(), repr(status.stats).encode()
+
+        def build() -> NDArray[np.uint8]:
+            paths = [images / name for name in names]
+            return decode_all(paths, size, str(status.spec), progress)
+
+    shape = len(names), size, size, 3
+    return ImageSet(cached_array(build, shape, key, path.stem, cache_dir), labels, names)
 
 
 def _check_classes(loaded: Mapping[tuple[str, str], ImageSet]) -> None:
@@ -272,14 +268,6 @@ def _check_classes(loaded: Mapping[tuple[str, str], ImageSet]) -> None:
             )
 
 
-def _warn_of_overlap(reference: SetSpec, rows: Sequence[str]) -> None:
-    r"""Warns if the reference contains classes or images of a set of the table."""
-    for name in reference.overlaps:
-        if name in rows:
-            message = "the reference %s contains classes of %s: its row is not comparable"
-            log.warning(message, reference.name, name)
-
-
 def _warn_of_copies(
     statuses: Sequence[SetStatus], loaded: Mapping[tuple[str, str], ImageSet]
 ) -> None:
@@ -288,6 +276,9 @@ def _warn_of_copies(
         names = () if status.list is None else status.list.names
         if copies := len(names) - len(set(names)):
             log.warning("%s: %d of its entries repeat others", status.path, copies)
-    for one, other, count in shared_images(loaded):
-        message = "%s %s and %s %s share images: %d of the %d of the latter"
-        log.warning(message, *one, *other, count, len(loaded[other]))
+    marks = {key: fingerprints(images.images) for key, images in loaded.items()}
+    for one, other in combinations(marks, 2):
+        count = count_shared(marks[other], marks[one]) if EXCLUSIVE & {one[0], other[0]} else 0
+        if count:
+            message = "%s %s and %s %s share images: %d of the %d of the latter"
+            log.warning(message, *one, *other, count, len(marks[other]))

@@ -99,13 +99,16 @@ def list_folder(folder: Path) -> ImageList:
             regular file or is not UTF-8, as list files are.
     """
     names = sorted(_walk(folder))
-    bad = [n for n in names if not is_regular(os.path.join(folder, n)) or not _is_utf8(n)]
+    bad = [
+        name
+        for name in names
+        if not is_regular(os.path.join(folder, name))
+        or name.encode(errors="ignore").decode() != name
+    ]
     if bad or not names:
-        found = first(bad, "other") if bad else "none"
+        found = first(bad, "other file") if bad else "none"
         kinds = " ".join(sorted(EXTENSIONS))
-        raise UserError(
-            f"{folder}: expected image files ({kinds}) with names in UTF-8, got {found}"
-        )
+        raise UserError(f"{folder}: got {found}, expected images ({kinds}) with names in UTF-8")
     return image_list(names, [-1] * len(names))
 
 
@@ -125,14 +128,6 @@ def _walk(folder: Path) -> Iterator[str]:
         for name in files:
             if os.path.splitext(name)[1].lower() in EXTENSIONS:
                 yield os.path.join(below, name)
-
-
-def _is_utf8(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def write_list(path: Path, names: Iterable[str], labels: Iterable[int]) -> None:

@@ -212,12 +212,11 @@ class ManifestFile(Options):
             near = did_you_mean(spec.dataset[:80], self.datasets)
             yield f"dataset: got {shown(spec.dataset)}{near}, expected a key of datasets"
         # The rows of a table have their set's name, so near and far names must differ too.
-        rivals = TABLES if spec.role in TABLES else (spec.role,)
+        in_table = spec.role in TABLES
+        taken = {s.name for s in before if s.role in (TABLES if in_table else (spec.role,))}
         is_reserved = spec.name.split(" ")[0] in RESERVED or spec.name == f"{id_name}_test"
-        if any(s.role in rivals and s.name == spec.name for s in before) or (
-            spec.role in TABLES and is_reserved
-        ):
-            yield f"name: got {shown(spec.name)}, the name of another set or row"
+        if spec.name in taken or (in_table and is_reserved):
+            yield f"name: got {shown(spec.name)}, expected one that no other set or row has"
         if spec.role in SINGLE and any(s.role == spec.role for s in before):
             yield f"role: got a second set of role {spec.role}, expected one"
         # Only the embedded benchmark, all of it, does without lists.
@@ -227,8 +226,8 @@ class ManifestFile(Options):
             yield f"list: got none for the {spec}, expected a list file or .npy array"
 
 
-class Manifest(ManifestFile):
-    r"""A benchmark for one ID data set: a manifest file, and which of its ID data sets is meant.
+class Manifest(ManifestFile, IdSets):
+    r"""A benchmark for one ID data set: a manifest file, and the part of this ID data set.
 
     Attributes:
         name: The name of the manifest file, without suffix.
@@ -237,21 +236,6 @@ class Manifest(ManifestFile):
 
     name: str
     id_name: str
-
-    @property
-    def mean(self) -> tuple[float, float, float]:
-        r"""The mean of each ID channel, for pixels in :math:`[0, 1]`."""
-        return self.ids[self.id_name].mean
-
-    @property
-    def std(self) -> tuple[float, float, float]:
-        r"""The standard deviation of each ID channel."""
-        return self.ids[self.id_name].std
-
-    @property
-    def sets(self) -> tuple[SetSpec, ...]:
-        r"""Every set of the benchmark, in the order of the file."""
-        return self.ids[self.id_name].sets
 
     @property
     def is_embedded(self) -> bool:
@@ -296,4 +280,4 @@ def load_manifest(name: str | Path, id_name: str) -> Manifest:
         known = ", ".join(map(shown, list(file.ids)[:20]))
         near = did_you_mean(id_name, file.ids)
         raise UserError(f"{path}: ids: got {id_name!r}{near}, expected one of {known}.")
-    return Manifest(**dict(file), name=path.stem, id_name=id_name)
+    return Manifest(**dict(file), **dict(file.ids[id_name]), name=path.stem, id_name=id_name)

@@ -15,13 +15,11 @@ __all__ = [
     "fingerprints",
     "group_of",
     "hold_out_reference",
-    "shared_images",
 ]
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -30,8 +28,6 @@ from numpy.typing import NDArray
 from ..errors import UserError
 
 PLAIN_FOLDERS = frozenset({"images", "train", "val", "test", ""})
-# Sets of these roles must not meet one another, nor those of any other role. OOD sets may.
-EXCLUSIVE = ("id_train", "id_val", "id_test", "reference")
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,25 +130,6 @@ def count_shared(items: NDArray[np.int64], others: NDArray[np.int64]) -> int:
         others: Those of another, with shape :math:`(M)`.
     """
     return int(np.isin(items, others).sum())
-
-
-def shared_images(
-    sets: Mapping[tuple[str, str], ImageSet],
-) -> Iterator[tuple[tuple[str, str], tuple[str, str], int]]:
-    r"""Yields the sets of a benchmark that share images which they should not.
-
-    Arguments:
-        sets: The sets, by role and name.
-
-    Yields:
-        The role and name of a set, those of another, and how many images of the latter are in the
-        former too.
-    """
-    marks = {key: fingerprints(images.images) for key, images in sets.items()}
-    for one, other in combinations(marks, 2):
-        exclusive = one[0] in EXCLUSIVE or other[0] in EXCLUSIVE
-        if exclusive and (count := count_shared(marks[other], marks[one])):
-            yield one, other, count
 
 
 def hold_out_reference(
