@@ -1,10 +1,12 @@
 r"""Tests for the ood_osdre.data.images module."""
 
+import io
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ import pytest
 from PIL import Image
 from torchvision.transforms import CenterCrop, InterpolationMode, Resize
 
+from ood_osdre.data import images
 from ood_osdre.data.images import (
     as_rgb,
     cached_array,
@@ -22,10 +25,12 @@ from ood_osdre.data.images import (
     square,
     sweep,
 )
+from ood_osdre.data.inputs import read
 from ood_osdre.errors import UserError
 
 SHAPE = (5, 4, 4, 3)
 PIXELS = np.arange(np.prod(SHAPE), dtype=np.uint8).reshape(SHAPE)
+RAMP = np.linspace(0, 255, 32).round().astype(np.uint8)[None].repeat(32, 0)
 
 
 @pytest.mark.parametrize("w", [1, 20, 28, 31, 32, 33, 50, 64, 97])
@@ -57,6 +62,106 @@ def test_modes_become_rgb(tmp_path: Path, mode: str) -> None:
     else:
         assert pixels[:, -1].min() > 200
         assert pixels[:, 0].max() < 50
+
+
+def grey16(path: Path) -> None:
+    Image.fromarray(RAMP.astype(np.uint16) * 257).save(path)
+
+
+def palette(path: Path) -> None:
+    colours = Image.fromarray(RAMP).convert("RGB").quantize(256)
+    colours.save(path, transparency=0)
+
+
+def alpha(path: Path) -> None:
+    image = Image.fromarray(RAMP).convert("RGBA")
+    image.putalpha(Image.fromarray(255 - RAMP))
+    image.save(path)
+
+
+def animated(path: Path) -> None:
+    frames = [Image.fromarray(x).convert("RGB") for x in (RAMP, 255 - RAMP, 255 - RAMP)]
+    options = {"lossless": True} if path.suffix == ".webp" else {}
+    frames[0].save(path, save_all=True, append_images=frames[1:], duration=50, **options)
+
+
+def cmyk(path: Path) -> None:
+    Image.fromarray(RAMP).convert("RGB").convert("CMYK").save(path, quality=100)
+
+
+KINDS: dict[str, tuple[str, Callable[[Path], None]]] = {
+    "16-bit PNG": ("png", grey16),
+    "16-bit TIFF": ("tiff", grey16),
+    "palette with transparency": ("png", palette),
+    "palette GIF": ("gif", palette),
+    "alpha PNG": ("png", alpha),
+    "alpha WebP": ("webp", lambda p: Image.fromarray(RAMP).convert("RGBA").save(p, lossless=True)),
+    "animated GIF": ("gif", animated),
+    "animated PNG": ("png", animated),
+    "animated WebP": ("webp", animated),
+    "multi-page TIFF": ("tiff", animated),
+    "CMYK JPEG": ("jpg", cmyk),
+    "CMYK TIFF": ("tiff", lambda p: Image.fromarray(RAMP).convert("CMYK").save(p)),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_odd_files_decode_to_the_picture_they_show(tmp_path: Path, kind: str) -> None:
+    r"""Of an animation that is the first frame; the ramp and not its negative."""
+    suffix, save = KINDS[kind]
+    path = tmp_path / f"image.{suffix}"
+    save(path)
+    pixels = decode(path, 32)
+
+    assert pixels.dtype == np.uint8
+    np.testing.assert_allclose(pixels.astype(int), RAMP[..., None].repeat(3, 2), atol=4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("part", [0.0, 0.05, 0.5])
+def test_a_truncated_file_of_any_kind_is_named(tmp_path: Path, kind: str, part: float) -> None:
+    suffix, save = KINDS[kind]
+    path = tmp_path / f"broken.{suffix}"
+    save(path)
+    content = path.read_bytes()
+    path.write_bytes(content[: int(part * len(content))])
+    Image.fromarray(RAMP).save(tmp_path / "good.png")
+    message, pixels = outcome(tmp_path)
+
+    if pixels is None:
+        assert f"broken.{suffix}" in message
+        assert "good.png" not in message
+        assert "\n" not in message
+    else:
+        # Half of an animation may hold its whole first frame.
+        assert "animated" in kind or "multi" in kind
+        np.testing.assert_allclose(pixels[:, :, 0].astype(int), RAMP, atol=4)
+
+
+def outcome(folder: Path) -> tuple[str, np.ndarray | None]:
+    r"""Returns the error of reading a folder, or its first image."""
+    try:
+        return "", read(folder, 32, "set").values[0]
+    except UserError as error:
+        return str(error), None
+
+
+NOT_IMAGES = {
+    "text": b"no image",
+    "page": b"<!DOCTYPE html><html>404</html>",
+    "zeros": bytes(3000),
+    "archive": b"PK\x03\x04" + bytes(100),
+    "header alone": b"\x89PNG\r\n\x1a\n",
+    "huge": b"P6\n100000 100000\n255\n",
+}
+
+
+@pytest.mark.parametrize("name", NOT_IMAGES)
+def test_files_that_are_no_images_are_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / "impostor.png").write_bytes(NOT_IMAGES[name])
+    with pytest.raises(UserError, match=r"cannot decode 1 file: .*impostor\.png") as error:
+        read(tmp_path, 32, "set")
+    assert "\n" not in str(error.value)
 
 
 def test_every_damaged_file_is_named_at_once(tmp_path: Path) -> None:
@@ -110,51 +215,62 @@ def test_writing_to_a_cached_array_leaves_the_file_alone(tmp_path: Path) -> None
         array[:] = 0
 
 
-DAMAGES = ["cut", "empty", "shape", "dtype", "text", "pickle"]
-DAMAGES += ["zeroed", "one bit", "no checksum", "longer", "order", "archive", "header", "renamed"]
+def saved(array: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array, allow_pickle=True)
+    return file.getvalue()
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "cut": lambda content: content[:-1],
+    "cut in half": lambda content: content[: len(content) // 2],
+    "empty": lambda _: b"",
+    "shape": lambda _: saved(PIXELS[1:]),
+    "dtype": lambda _: saved(PIXELS.astype(np.int8)),
+    "text": lambda _: b"no array",
+    "pickle": lambda _: saved(np.array([None])),
+    "zeroed": lambda content: content[:128] + bytes(200) + content[328:],
+    "one bit": lambda content: content[:200] + bytes([content[200] ^ 1]) + content[201:],
+    "no checksum": lambda _: saved(PIXELS),
+    "longer": lambda content: content + b"x",
+    "order": lambda content: content.replace(b"False", b"True "),
+    "header": lambda content: content.replace(b"}", b"(", 1),
+}
+
+
+@pytest.mark.parametrize("damage", [*DAMAGES, "archive", "another key"])
 def test_damaged_cache_is_rebuilt(tmp_path: Path, damage: str) -> None:
     cached_array(lambda: PIXELS, SHAPE, [b"a"], "x", tmp_path)
     (path,) = tmp_path.iterdir()
     content = path.read_bytes()
-    match damage:
-        case "cut":
-            path.write_bytes(path.read_bytes()[:-1])
-        case "empty":
-            path.write_bytes(b"")
-        case "shape":
-            np.save(path, PIXELS[1:])
-        case "dtype":
-            np.save(path, PIXELS.astype(np.int8))
-        case "text":
-            path.write_text("no array")
-        case "pickle":
-            np.save(path, np.array([None]), allow_pickle=True)
-        case "zeroed":
-            path.write_bytes(content[:128] + bytes(200) + content[328:])
-        case "one bit":
-            path.write_bytes(content[:200] + bytes([content[200] ^ 1]) + content[201:])
-        case "no checksum":
-            np.save(path, PIXELS)
-        case "longer":
-            path.write_bytes(content + b"x")
-        case "order":
-            path.write_bytes(content.replace(b"False", b"True "))
-        case "archive":
-            np.savez(tmp_path / "z.npz", PIXELS)
-            (tmp_path / "z.npz").replace(path)
-        case "header":
-            path.write_bytes(content.replace(b"}", b"(", 1))
-        case "renamed":
-            cached_array(lambda: 255 - PIXELS, SHAPE, [b"b"], "x", tmp_path / "other")
-            next((tmp_path / "other").iterdir()).replace(path)
+    if damage == "archive":
+        np.savez(tmp_path / "z.npz", PIXELS)
+        (tmp_path / "z.npz").replace(path)
+    elif damage == "another key":
+        cached_array(lambda: 255 - PIXELS, SHAPE, [b"b"], "x", tmp_path / "other")
+        next((tmp_path / "other").iterdir()).replace(path)
+    else:
+        path.write_bytes(DAMAGES[damage](content))
 
     assert path.read_bytes() != content
     again = cached_array(lambda: PIXELS, SHAPE, [b"a"], "x", tmp_path)
     np.testing.assert_array_equal(again, PIXELS)
     assert load(path, SHAPE) is not None
+
+
+def test_a_cache_of_another_version_is_left_alone_and_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(images, "VERSION", images.VERSION - 1)
+        cached_array(lambda: 255 - PIXELS, SHAPE, [b"a"], "x", tmp_path)
+    (file,) = tmp_path.iterdir()
+    content = file.read_bytes()
+    for _ in range(2):
+        array = cached_array(lambda: PIXELS, SHAPE, [b"a"], "x", tmp_path)
+        np.testing.assert_array_equal(array, PIXELS)
+    assert file.read_bytes() == content
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_parts_of_a_key_are_kept_apart(tmp_path: Path) -> None:
@@ -163,7 +279,6 @@ def test_parts_of_a_key_are_kept_apart(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 3
 
 
-RAMP = np.linspace(0, 255, 32).round().astype(np.uint8)[None].repeat(32, 0)
 SCALES = {
     "unit floats.tif": RAMP.astype(np.float32) / 255,
     "32-bit integers.tif": RAMP.astype(np.int32),
@@ -189,11 +304,8 @@ def test_sixteen_bits_held_in_32_keep_their_scale(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "pixels",
     [
-        np.float32([[0, 255]]),
-        np.float32([[0, np.nan]]),
-        np.float32([[-1, 1]]),
-        np.int32([[0, 256]]),
-        np.int32([[-1, 255]]),
+        *(np.float32([[0, x]]) for x in (255, np.nan, -1)),
+        *(np.int32([[0, x]]) for x in (256, -1)),
     ],
 )
 def test_grey_on_an_unknown_scale_is_refused(tmp_path: Path, pixels: np.ndarray) -> None:
