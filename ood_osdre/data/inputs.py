@@ -281,18 +281,16 @@ def _values(data: object, size: int, what: str) -> NDArray[Any]:
 
 
 def _vectors(array: NDArray[Any], what: str) -> NDArray[np.floating[Any]]:
-    if array.dtype.kind not in "fiu" or array.shape[1] == 0:
-        raise UserError(
-            f"{what}: got vectors of {array.dtype} with shape {array.shape}, expected real "
-            "numbers, at least one each."
-        )
+    is_real = array.dtype.kind in "fiu" and array.shape[1] > 0
     with np.errstate(over="ignore"):
-        single = array.astype(np.float32)
+        single = array.astype(np.float32) if is_real else np.zeros((0, 1), np.float32)
     bad = np.flatnonzero(~np.isfinite(single).all(axis=1))
-    if bad.size:
-        raise UserError(
-            f"{what}: {bad.size} of {len(array)} vectors hold NaN or infinity, the first is {bad[0]}."
-        )
+    if not is_real or bad.size:
+        found = f"got vectors of {array.dtype} with shape {array.shape}"
+        if bad.size:
+            first = f"the first is {bad[0]}"
+            found = f"{bad.size} of {len(array)} vectors hold NaN or infinity, {first}"
+        raise UserError(f"{what}: {found}, expected real numbers in single precision.")
     # A mean is subtracted before single precision may round: of large numbers it leaves nothing.
     exact = array.dtype.kind == "f" and array.dtype.itemsize <= single.itemsize
     return single if exact else array.astype(np.float64)

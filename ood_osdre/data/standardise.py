@@ -117,12 +117,15 @@ def check_statistics(
             found = f"got shape {tuple(value.shape)}, "
         except (TypeError, ValueError, RuntimeError):  # text, lists of different lengths
             value, found = torch.empty(()), ""
-        if value.shape != (count,):
-            raise UserError(f"{source}: {name}: {found}expected {count} numbers.")
         single = value.float()  # what standardises
         bad = int((~torch.isfinite(single) | (single <= 0 if name == "std" else False)).sum())
-        if bad:
-            expected = "finite" if name == "mean" else "positive and finite"
-            raise UserError(f"{source}: {name}: {bad} of {count} are not {expected}.")
+        mistake = ""
+        if value.shape != (count,):
+            mistake = f"{found}expected {count} numbers"
+        elif bad:
+            kind = "finite" if name == "mean" else "positive and finite"
+            mistake = f"{bad} of {count} are not {kind}"
+        if mistake:
+            raise UserError(f"{source}: {name}: {mistake}.")
         values.append(value.tolist())
     return values[0], values[1]

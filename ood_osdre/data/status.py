@@ -7,8 +7,8 @@ corrupt  the list cannot be read or is another version, or some files are empty,
 absent   there is no list, or none of its files
 ======== ==================================================================================
 
-Only a present set may stand in a table: a row computed on part of a set, or on another list,
-would bear the name of a number it is not.
+Only a present set may have a row in a table: computed on part of a set, or on another list, it
+would be another number under the same name.
 
 :func:`find_reference` says which images stand for :math:`p_0`. A manifest names the references it
 knows, in order of preference. A user may name one of them, or give a folder of images, a list
