@@ -93,7 +93,9 @@ def explain(
     expected = re.sub(r"^(Input|\w+) should (be|have) ", "", mistake["msg"])
     if mistake["type"] in ("model_type", "model_attributes_type"):
         expected = f"a mapping of {', '.join(_keys(options, mistake['loc']))}"
-    near = nearest(str(mistake["input"]), re.findall(r"'([^']*)'", expected))
+    # Not of a list, whose text may be endless: YAML's references nest.
+    word = mistake["input"] if isinstance(mistake["input"], str) else ""
+    near = nearest(word[:WIDTH], re.findall(r"'([^']*)'", expected))
     hint = f"; did you mean {near!r}?" if near else "."
     found = f"got {shown(mistake['input'])}, expected {expected}{hint}"
     return f"{where}{key}: {found}{more}" if key else f"{where}{found}{more}"

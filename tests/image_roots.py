@@ -1,5 +1,6 @@
 r"""Tiny data roots in OpenOOD's layout, for the tests of the data modules."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -70,3 +71,18 @@ def as_cifar(root: Path) -> Path:
     lists = root / "benchmark_imglist"
     (lists / "toy").rename(lists / "cifar10")
     return manifest
+
+
+def edit(root: Path, name: str, **changes: object) -> None:
+    r"""Changes entries of one list in the manifest."""
+    content = yaml.safe_load((root / "toy.yml").read_text())
+    for entry in content["ids"]["toy"]["sets"]:
+        if entry["list"] == name:
+            entry.update(changes)
+    (root / "toy.yml").write_text(yaml.safe_dump(content))
+
+
+def rewrite(path: Path, change: Callable[[str], str]) -> None:
+    r"""Changes each line of a list."""
+    lines = [line for line in path.read_text().splitlines() if line]
+    path.write_text("".join(f"{change(line)}\n" for line in lines))

@@ -1,18 +1,15 @@
 r"""Laws of the training batches, and of what happens to images on the batch."""
 
 import itertools
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ood_osdre.data import ImageSet
-from ood_osdre.data.augment import BROADENINGS, Randomness, broaden, flip_crop
 from ood_osdre.data.standardise import Preprocess, Standardise
-from ood_osdre.data.synthetic import development_sets, noise, patch_shuffle, shapes
+from ood_osdre.data.transforms import BROADENINGS, Randomness, broaden, flip_crop
 from ood_osdre.errors import UserError
 from ood_osdre.sections import DataConfig
 from ood_osdre.training.batches import ImageBatches, Stream, VectorBatches, step_generator
@@ -212,33 +209,3 @@ class TestBroaden:
         for size in (0, 1):
             x: Tensor = torch.rand(size, 3, 8, 8)
             assert broaden(x, random()).shape == x.shape
-
-
-class TestDevelopment:
-    def test_patch_shuffling_permutes_patches(self) -> None:
-        images = image_set(6, side=16).images
-        shuffled = patch_shuffle(images, np.random.default_rng(1))
-        for before, after in zip(images, shuffled, strict=True):
-            patches = [
-                {p.tobytes() for row in np.split(x, 4) for p in np.split(row, 4, axis=1)}
-                for x in (before, after)
-            ]
-            assert patches[0] == patches[1]
-        assert not np.array_equal(images, shuffled)
-
-    @pytest.mark.parametrize("make_set", [shapes, noise])
-    def test_drawn_sets_have_their_shape_and_vary(
-        self, make_set: Callable[..., NDArray[np.uint8]]
-    ) -> None:
-        images = make_set(12, 16, 16, np.random.default_rng(0))
-        assert images.shape == (12, 16, 16, 3)
-        assert images.dtype == np.uint8
-        assert len({x.tobytes() for x in images}) == 12
-
-    def test_equal_seeds_give_equal_sets(self) -> None:
-        images = image_set(5, side=16).images
-        a, b, c = (development_sets(images, 7, seed) for seed in (0, 0, 1))
-        assert list(a) == ["patch_shuffled", "shapes", "noise"]
-        for name in a:
-            assert np.array_equal(a[name], b[name])
-            assert not np.array_equal(a[name], c[name])

@@ -21,8 +21,9 @@ from torchvision import datasets
 
 from ood_osdre.data import load_manifest
 from ood_osdre.data.__main__ import main
-from ood_osdre.data.download import overrides, subset_mask
-from ood_osdre.data.lists import read_list
+from ood_osdre.data.download import at_mirror, subset_mask
+from ood_osdre.data.lists import image_list, read_list
+from ood_osdre.resources import find
 
 CLASSES = [f"class {i}" for i in range(10)]
 
@@ -101,27 +102,15 @@ def mnist(mirror: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> np.nd
 
 def cifar_manifest(root: Path) -> Path:
     r"""Writes a manifest with OpenOOD's own recipes, but the sizes of the fake archives."""
-    shipped = yaml.safe_load(Path(find_openood()).read_text())
+    shipped = yaml.safe_load(find("data_manifests", "openood").read_text())
+    counts = {"id_train": 50, "mnist": 12, "random300k": 4}
+    counts |= {f"id_{part}": int(mask(part).sum()) for part in ("val", "test")}
     entry = shipped["ids"]["cifar10"]
-    counts = {"id_train": 50, "id_val": int(mask("val").sum()), "id_test": int(mask("test").sum())}
-    kept = []
-    for s in entry["sets"]:
-        if s["role"] in counts:
-            kept.append({**s, "sha256": None, "count": counts[s["role"]]})
-        elif s["name"] == "mnist":
-            kept.append({**s, "sha256": None, "count": 12})
-        elif s["name"] == "random300k":
-            kept.append({**s, "count": 4})
-    entry["sets"] = kept
+    sizes = [(s, counts.get(s["role"], counts.get(s["name"]))) for s in entry["sets"]]
+    entry["sets"] = [{**s, "sha256": None, "count": size} for s, size in sizes if size]
     path = root / "fake.yml"
     path.write_text(yaml.safe_dump(shipped))
     return path
-
-
-def find_openood() -> str:
-    from ood_osdre.resources import find
-
-    return str(find("data_manifests", "openood"))
 
 
 def mask(name: str) -> np.ndarray:
@@ -224,12 +213,51 @@ def test_failed_download_is_one_line(
 @pytest.mark.parametrize("name", ["CIFAR10", "CIFAR100", "FashionMNIST", "MNIST", "SVHN"])
 def test_every_url_goes_to_the_mirror(name: str) -> None:
     kind = getattr(datasets, name)
-    changed = overrides(kind, "http://127.0.0.1/")
+    changed = at_mirror(kind, "http://127.0.0.1/")
     flat = yaml.safe_dump(changed)
 
     assert all(hasattr(kind, attribute) for attribute in changed)
     assert "http://127.0.0.1/" in flat
     assert flat.count("://") == flat.count("http://127.0.0.1/")
+
+
+CIFAR10 = "airplane automobile bird cat deer dog frog horse ship truck"
+CIFAR100 = (
+    "apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus "
+    "butterfly camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch "
+    "crab crocodile cup dinosaur dolphin elephant flatfish forest fox girl hamster house kangaroo "
+    "keyboard lamp lawn_mower leopard lion lizard lobster man maple_tree motorcycle mountain mouse "
+    "mushroom oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree plain plate poppy "
+    "porcupine possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper "
+    "snail snake spider squirrel streetcar sunflower sweet_pepper table tank telephone television "
+    "tiger tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm"
+)
+
+
+@pytest.mark.parametrize(
+    ("id_name", "role", "classes"),
+    [
+        ("cifar10", "id_val", CIFAR10),
+        ("cifar10", "id_test", CIFAR10),
+        ("cifar10", "near", CIFAR100),
+        ("cifar100", "id_val", CIFAR100),
+        ("cifar100", "id_test", CIFAR100),
+    ],
+)
+def test_subsets_are_those_of_openoods_lists(id_name: str, role: str, classes: str) -> None:
+    r"""The list of a subset has the checksum of OpenOOD's own."""
+    spec = load_manifest("openood", id_name).role(role)[0]
+    recipe = spec.download
+    names, labels = [], []
+    for label, number in zip(*subset_mask(recipe.subset).nonzero(), strict=True):
+        where = {
+            "split": "test",
+            "class_name": classes.split()[label],
+            "number": number + recipe.first,
+        }
+        names.append(recipe.path.format(**where))
+        labels.append(-1 if role == "near" else label)
+    assert image_list(names, labels).checksum == spec.sha256
 
 
 def test_check_reports_every_state(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -268,7 +296,7 @@ def test_check_of_the_embedded_benchmark(capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--id", "cifar"], "no ID data set 'cifar'"),
+        (["--id", "cifar"], "ids: got 'cifar' (did you mean 'cifar10'?)"),
         (["--id", "cifar10", "--benchmark", "opnood"], "did you mean 'openood'"),
         (["--id", "cifar10", "--reference", "tin579"], "did you mean 'tin597'"),
     ],

@@ -1,10 +1,12 @@
 r"""Tests for the ood_osdre.data.images module."""
 
+import io
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +14,8 @@ import pytest
 from PIL import Image
 from torchvision.transforms import CenterCrop, InterpolationMode, Resize
 
+from ood_osdre.data import images
 from ood_osdre.data.images import (
-    as_rgb,
     cached_array,
     decode,
     decode_all,
@@ -22,10 +24,12 @@ from ood_osdre.data.images import (
     square,
     sweep,
 )
+from ood_osdre.data.inputs import read
 from ood_osdre.errors import UserError
 
 SHAPE = (5, 4, 4, 3)
 PIXELS = np.arange(np.prod(SHAPE), dtype=np.uint8).reshape(SHAPE)
+RAMP = np.linspace(0, 255, 32).round().astype(np.uint8)[None].repeat(32, 0)
 
 
 @pytest.mark.parametrize("w", [1, 20, 28, 31, 32, 33, 50, 64, 97])
@@ -39,44 +43,86 @@ def test_preprocessing_is_torchvisions(w: int, h: int) -> None:
     np.testing.assert_array_equal(square(image, 32), expected)
 
 
-@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr", "I;16"])
-def test_modes_become_rgb(tmp_path: Path, mode: str) -> None:
-    grey = np.tile(np.arange(0, 256, 8, dtype=np.uint8), (32, 1))
-    if mode == "I;16":
-        image = Image.fromarray(grey.astype(np.uint16) * 256 + (255 - grey))
-    else:
-        image = Image.fromarray(grey).convert("RGB").convert(mode)
-    path = tmp_path / f"a b.{'tiff' if mode in ('CMYK', 'YCbCr') else 'png'}"
-    image.save(path)
+GREY = Image.fromarray(RAMP)
+RGB = GREY.convert("RGB")
+NEGATIVE = Image.fromarray(255 - RAMP)
+FRAMES = {"save_all": True, "append_images": [NEGATIVE.convert("RGB")] * 2, "duration": 50}
+KINDS: dict[str, tuple[str, Image.Image, dict]] = {
+    "16-bit PNG": ("png", Image.fromarray(RAMP.astype(np.uint16) * 257), {}),
+    "16-bit TIFF": ("tiff", Image.fromarray(RAMP.astype(np.uint16) * 257), {}),
+    "32-bit integers": ("tiff", Image.fromarray(RAMP.astype(np.int32)), {}),
+    "unit floats": ("tiff", Image.fromarray(RAMP.astype(np.float32) / 255), {}),
+    "palette with transparency": ("png", RGB.quantize(256), {"transparency": 0}),
+    "palette GIF": ("gif", RGB.quantize(256), {"transparency": 0}),
+    "alpha PNG": ("png", Image.merge("RGBA", [*RGB.split(), NEGATIVE]), {}),
+    "alpha WebP": ("webp", RGB.convert("RGBA"), {"lossless": True}),
+    "grey and alpha PNG": ("png", GREY.convert("LA"), {}),
+    "animated GIF": ("gif", RGB, FRAMES),
+    "animated PNG": ("png", RGB, FRAMES),
+    "animated WebP": ("webp", RGB, {**FRAMES, "lossless": True}),
+    "multi-page TIFF": ("tiff", RGB, FRAMES),
+    "CMYK JPEG": ("jpg", RGB.convert("CMYK"), {"quality": 100}),
+    "CMYK TIFF": ("tiff", RGB.convert("CMYK"), {}),
+    "YCbCr TIFF": ("tiff", RGB.convert("YCbCr"), {}),
+}
 
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_odd_files_decode_to_the_picture_they_show(tmp_path: Path, kind: str) -> None:
+    r"""Of an animation that is the first frame; the ramp and not its negative."""
+    suffix, image, options = KINDS[kind]
+    path = tmp_path / f"image.{suffix}"
+    image.save(path, **options)
     pixels = decode(path, 32)
-    assert pixels.shape == (32, 32, 3)
+
     assert pixels.dtype == np.uint8
-    if mode not in ("1", "P"):
-        np.testing.assert_allclose(pixels.astype(int), grey[..., None].repeat(3, 2), atol=2)
+    np.testing.assert_allclose(pixels.astype(int), RAMP[..., None].repeat(3, 2), atol=4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("part", [0.0, 0.05, 0.5])
+def test_a_truncated_file_of_any_kind_is_named(tmp_path: Path, kind: str, part: float) -> None:
+    suffix, image, options = KINDS[kind]
+    path = tmp_path / f"broken.{suffix}"
+    image.save(path, **options)
+    content = path.read_bytes()
+    path.write_bytes(content[: int(part * len(content))])
+    Image.fromarray(RAMP).save(tmp_path / "good.png")
+    message, pixels = "", np.zeros(0)
+    try:
+        pixels = read(tmp_path, 32, "set").values[0]
+    except UserError as error:
+        message = str(error)
+    if message:
+        assert f"broken.{suffix}" in message
+        assert "good.png" not in message
+        assert "\n" not in message
     else:
-        assert pixels[:, -1].min() > 200
-        assert pixels[:, 0].max() < 50
+        # Half of an animation may hold its whole first frame.
+        assert "animated" in kind or "multi" in kind
+        np.testing.assert_allclose(pixels[:, :, 0].astype(int), RAMP, atol=4)
 
 
-def test_every_damaged_file_is_named_at_once(tmp_path: Path) -> None:
-    good = tmp_path / "good.png"
-    Image.fromarray(np.zeros((32, 32, 3), np.uint8)).save(good)
-    noise = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
-    for suffix in ("png", "jpg"):
-        Image.fromarray(noise).save(tmp_path / f"cut.{suffix}")
-        whole = (tmp_path / f"cut.{suffix}").read_bytes()
-        (tmp_path / f"cut.{suffix}").write_bytes(whole[: len(whole) // 2])
-    (tmp_path / "empty.png").write_bytes(b"")
-    (tmp_path / "text.png").write_text("no image")
+NOT_IMAGES = {
+    "empty": b"",
+    "text": b"no image",
+    "page": b"<!DOCTYPE html><html>404</html>",
+    "zeros": bytes(3000),
+    "archive": b"PK\x03\x04" + bytes(100),
+    "header alone": b"\x89PNG\r\n\x1a\n",
+    "huge": b"P6\n100000 100000\n255\n",
+}
 
-    with pytest.raises(UserError) as error:
-        decode_all([good, *sorted(tmp_path.glob("[!g]*"))], 32, "toy")
 
+def test_every_file_that_is_no_image_is_named_at_once(tmp_path: Path) -> None:
+    Image.fromarray(RAMP).save(tmp_path / "good.png")
+    for name, content in NOT_IMAGES.items():
+        (tmp_path / f"{name}.png").write_bytes(content)
+    with pytest.raises(UserError, match=rf"cannot decode {len(NOT_IMAGES)} files: ") as error:
+        read(tmp_path, 32, "set")
     message = str(error.value)
-    assert "4 files" in message
+    assert all(f"{name}.png" in message for name in NOT_IMAGES)
     assert "good" not in message
-    assert all(n in message for n in ("cut.jpg", "cut.png", "empty.png", "text.png"))
     assert "\n" not in message
 
 
@@ -110,46 +156,42 @@ def test_writing_to_a_cached_array_leaves_the_file_alone(tmp_path: Path) -> None
         array[:] = 0
 
 
-DAMAGES = ["cut", "empty", "shape", "dtype", "text", "pickle"]
-DAMAGES += ["zeroed", "one bit", "no checksum", "longer", "order", "archive", "header", "renamed"]
+def saved(array: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array, allow_pickle=True)
+    return file.getvalue()
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "cut": lambda content: content[:-1],
+    "cut in half": lambda content: content[: len(content) // 2],
+    "empty": lambda _: b"",
+    "shape": lambda _: saved(PIXELS[1:]),
+    "dtype": lambda _: saved(PIXELS.astype(np.int8)),
+    "text": lambda _: b"no array",
+    "pickle": lambda _: saved(np.array([None])),
+    "zeroed": lambda content: content[:128] + bytes(200) + content[328:],
+    "one bit": lambda content: content[:200] + bytes([content[200] ^ 1]) + content[201:],
+    "no checksum": lambda _: saved(PIXELS),
+    "longer": lambda content: content + b"x",
+    "order": lambda content: content.replace(b"False", b"True "),
+    "header": lambda content: content.replace(b"}", b"(", 1),
+}
+
+
+@pytest.mark.parametrize("damage", [*DAMAGES, "archive", "another key"])
 def test_damaged_cache_is_rebuilt(tmp_path: Path, damage: str) -> None:
     cached_array(lambda: PIXELS, SHAPE, [b"a"], "x", tmp_path)
     (path,) = tmp_path.iterdir()
     content = path.read_bytes()
-    match damage:
-        case "cut":
-            path.write_bytes(path.read_bytes()[:-1])
-        case "empty":
-            path.write_bytes(b"")
-        case "shape":
-            np.save(path, PIXELS[1:])
-        case "dtype":
-            np.save(path, PIXELS.astype(np.int8))
-        case "text":
-            path.write_text("no array")
-        case "pickle":
-            np.save(path, np.array([None]), allow_pickle=True)
-        case "zeroed":
-            path.write_bytes(content[:128] + bytes(200) + content[328:])
-        case "one bit":
-            path.write_bytes(content[:200] + bytes([content[200] ^ 1]) + content[201:])
-        case "no checksum":
-            np.save(path, PIXELS)
-        case "longer":
-            path.write_bytes(content + b"x")
-        case "order":
-            path.write_bytes(content.replace(b"False", b"True "))
-        case "archive":
-            np.savez(tmp_path / "z.npz", PIXELS)
-            (tmp_path / "z.npz").replace(path)
-        case "header":
-            path.write_bytes(content.replace(b"}", b"(", 1))
-        case "renamed":
-            cached_array(lambda: 255 - PIXELS, SHAPE, [b"b"], "x", tmp_path / "other")
-            next((tmp_path / "other").iterdir()).replace(path)
+    if damage == "archive":
+        np.savez(tmp_path / "z.npz", PIXELS)
+        (tmp_path / "z.npz").replace(path)
+    elif damage == "another key":
+        cached_array(lambda: 255 - PIXELS, SHAPE, [b"b"], "x", tmp_path / "other")
+        next((tmp_path / "other").iterdir()).replace(path)
+    else:
+        path.write_bytes(DAMAGES[damage](content))
 
     assert path.read_bytes() != content
     again = cached_array(lambda: PIXELS, SHAPE, [b"a"], "x", tmp_path)
@@ -157,27 +199,25 @@ def test_damaged_cache_is_rebuilt(tmp_path: Path, damage: str) -> None:
     assert load(path, SHAPE) is not None
 
 
+def test_a_cache_of_another_version_is_left_alone_and_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(images, "VERSION", images.VERSION - 1)
+        cached_array(lambda: 255 - PIXELS, SHAPE, [b"a"], "x", tmp_path)
+    (file,) = tmp_path.iterdir()
+    content = file.read_bytes()
+    for _ in range(2):
+        array = cached_array(lambda: PIXELS, SHAPE, [b"a"], "x", tmp_path)
+        np.testing.assert_array_equal(array, PIXELS)
+    assert file.read_bytes() == content
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 def test_parts_of_a_key_are_kept_apart(tmp_path: Path) -> None:
     for key in ([b"ab", b"c"], [b"a", b"bc"], [b"abc"]):
         cached_array(lambda: PIXELS, SHAPE, key, "x" * 300, tmp_path)
     assert len(list(tmp_path.iterdir())) == 3
-
-
-RAMP = np.linspace(0, 255, 32).round().astype(np.uint8)[None].repeat(32, 0)
-SCALES = {
-    "unit floats.tif": RAMP.astype(np.float32) / 255,
-    "32-bit integers.tif": RAMP.astype(np.int32),
-    "16-bit.png": RAMP.astype(np.uint16) * 257,
-    "16-bit.tif": RAMP.astype(np.uint16) * 257,
-}
-
-
-@pytest.mark.parametrize("name", SCALES)
-def test_grey_of_any_depth_keeps_its_scale(tmp_path: Path, name: str) -> None:
-    Image.fromarray(SCALES[name]).save(tmp_path / name)
-    with Image.open(tmp_path / name) as image:
-        np.testing.assert_array_equal(np.asarray(as_rgb(image)), RAMP[..., None].repeat(3, 2))
-    np.testing.assert_array_equal(decode(tmp_path / name, 32), RAMP[..., None].repeat(3, 2))
 
 
 def test_sixteen_bits_held_in_32_keep_their_scale(tmp_path: Path) -> None:
@@ -189,11 +229,8 @@ def test_sixteen_bits_held_in_32_keep_their_scale(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "pixels",
     [
-        np.float32([[0, 255]]),
-        np.float32([[0, np.nan]]),
-        np.float32([[-1, 1]]),
-        np.int32([[0, 256]]),
-        np.int32([[-1, 255]]),
+        *(np.float32([[0, x]]) for x in (255, np.nan, -1)),
+        *(np.int32([[0, x]]) for x in (256, -1)),
     ],
 )
 def test_grey_on_an_unknown_scale_is_refused(tmp_path: Path, pixels: np.ndarray) -> None:

@@ -1,4 +1,4 @@
-r"""Benchmarks on disk and in memory: manifests, lists, decoding, references.
+r"""Images: benchmarks on disk and in memory, and how they become network inputs.
 
 Nothing here imports PyTorch, so that commands can read manifests and report on data at once;
 batches on a device are the business of :mod:`ood_osdre.training.batches`.
@@ -17,5 +17,4 @@ __all__ = [
 
 from .benchmark import BenchmarkData, load_benchmark, load_digits_benchmark
 from .manifests import Manifest, SetSpec, load_manifest
-from .sets import ImageSet
-from .status import hold_out_reference
+from .sets import ImageSet, hold_out_reference

@@ -11,44 +11,48 @@ __all__ = ["check", "main"]
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ..errors import UserError, exit_status
-from .digits import load_digits_sets
-from .images import decode_all
-from .manifests import BENCHMARKS, Manifest, SetSpec, benchmark_names, load_manifest
-from .status import SetStatus, can_run, find_reference, inspect, runnable
+from tabulate import tabulate
 
-COLUMNS = ("role", "set", "state", "found", "expected", "path")
+from ..errors import UserError, exit_status
+from .builtin import load_digits_sets
+from .images import decode_all
+from .manifests import BENCHMARKS, Manifest, benchmark_names, load_manifest
+from .status import SetStatus, can_run, find_reference, inspect, runnable
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     r"""Runs the command line and returns its exit status."""
-    args = parser().parse_args(arguments)
-    return exit_status(lambda: run(args))
+    args = _parser().parse_args(arguments)
+    return exit_status(lambda: _run(args))
 
 
-def run(args: argparse.Namespace) -> int:
+def _run(args: argparse.Namespace) -> int:
     r"""Checks the sets of a benchmark, getting what lacks if asked to, and prints the report."""
-    benchmark = args.benchmark or BENCHMARKS.get(args.id, "openood")
-    manifest = load_manifest(benchmark, args.id)
+    manifest = load_manifest(args.benchmark or BENCHMARKS.get(args.id, "openood"), args.id)
     statuses = check(manifest, args.data_root, args.reference)
     if args.download:
-        download_lacking(manifest, statuses, args.data_root, args.mirror)
+        from .download import download
+
+        for status in statuses:
+            if not status.present and status.spec.download is not None:
+                download(manifest, status.spec, args.data_root, args.mirror)
         statuses = check(manifest, args.data_root, args.reference)
     if args.decode:
-        statuses = [decoded(s, manifest.size) for s in statuses]
+        statuses = [_decoded(s, manifest.size) for s in statuses]
 
-    print(report(manifest, statuses, args.verbose))
-    if not can_run(statuses) and (others := runnable(manifest.id_name, args.data_root)):
+    print("\n".join(_report(manifest, statuses, args.verbose)))
+    if can_run(statuses):
+        return 0
+    if others := runnable(manifest.id_name, args.data_root):
         print(f"What is there suffices for --benchmark {' or '.join(others)}.")
-    return 0 if can_run(statuses) else 1
+    return 1
 
 
-def parser() -> argparse.ArgumentParser:
-    r"""Returns the parser of the command line."""
+def _parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="python -m ood_osdre.data", description="Benchmark data.")
     commands = top.add_subparsers(dest="command", required=True)
 
@@ -62,7 +66,6 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--mirror", help="URL of a folder with the archives, for --download")
     p.add_argument("--decode", action="store_true", help="open every image (takes minutes)")
     p.add_argument("--verbose", action="store_true", help="sources, licences and notes")
-
     return top
 
 
@@ -75,92 +78,65 @@ def check(manifest: Manifest, data_root: Path, reference: str | None = None) -> 
         reference: The reference, if it is to be another than those of the manifest.
     """
     if manifest.is_embedded:
-        return embedded(manifest)
-
+        sizes = {key: len(images) for key, images in load_digits_sets().items()}
+        counts = [sizes[s.role, s.name] for s in manifest.sets]
+        here = Path("(embedded)")
+        return [
+            SetStatus(s, "present", n, n, here, here)
+            for s, n in zip(manifest.sets, counts, strict=True)
+        ]
     sets = [s for s in manifest.sets if reference is None or s.role != "reference"]
     statuses = [inspect(manifest, spec, data_root) for spec in sets]
     if reference is not None:
         statuses.append(find_reference(manifest, data_root, reference))
-
     return statuses
 
 
-def embedded(manifest: Manifest) -> list[SetStatus]:
-    r"""Returns the state of an embedded benchmark: all of it is there."""
-    sizes = {key: len(images) for key, images in load_digits_sets().items()}
-    here = Path("(embedded)")
-    return [
-        SetStatus(s, "present", sizes[s.role, s.name], sizes[s.role, s.name], here, here)
-        for s in manifest.sets
-    ]
-
-
-def download_lacking(
-    manifest: Manifest, statuses: Sequence[SetStatus], data_root: Path, mirror: str | None
-) -> None:
-    r"""Downloads the sets that are not present, where torchvision has them."""
-    from .download import download
-
-    for status in statuses:
-        if not status.present and status.spec.download is not None:
-            download(manifest, status.spec, data_root, mirror)
-
-
-def decoded(status: SetStatus, size: int) -> SetStatus:
+def _decoded(status: SetStatus, size: int) -> SetStatus:
     r"""Returns the state of a set after opening each of its images."""
     if not status.present or status.list is None:
         return status
     try:
-        paths = [status.images / name for name in status.list.names]
-        decode_all(paths, size, f"{status.spec.role} {status.spec.name}")
+        decode_all([status.images / n for n in status.list.names], size, str(status.spec))
     except UserError as error:
         return replace(status, state="corrupt", detail=str(error))
     return status
 
 
-def report(manifest: Manifest, statuses: Sequence[SetStatus], verbose: bool = False) -> str:
-    r"""Returns the table, what is wrong with each set, and how to get the data."""
-    rows = [COLUMNS, *(row(s) for s in statuses)]
-    widths = [max(len(r[i]) for r in rows) for i in range(len(COLUMNS) - 1)]
-    right = (3, 4)
-    lines = [f"{manifest.title}, ID {manifest.id_name}", ""]
-    for r in rows:
-        cells = [
-            c.rjust(w) if i in right else c.ljust(w)
-            for i, (c, w) in enumerate(zip(r[:-1], widths, strict=True))
-        ]
-        lines.append("  ".join([*cells, r[-1]]))
-
-    lines.append("")
+def _report(
+    manifest: Manifest, statuses: Sequence[SetStatus], verbose: bool = False
+) -> Iterator[str]:
+    r"""Yields the table, what is wrong with each set, and how to get the data."""
+    yield f"{manifest.title}, ID {manifest.id_name}\n"
+    columns = ("role", "set", "state", "found", "expected", "path")
+    rows = [
+        (
+            s.spec.role,
+            s.spec.name,
+            s.state,
+            s.found,
+            "?" if s.expected is None else s.expected,
+            s.path if manifest.is_embedded else os.path.realpath(s.path),
+        )
+        for s in statuses
+    ]
+    align = ("left", "left", "left", "right", "right", "left")
+    yield tabulate(rows, columns, "plain", disable_numparse=True, colalign=align) + "\n"
     for s in statuses:
         if not s.present:
-            lines.append(f"{s.spec.role} {s.spec.name}: {s.detail}")
+            yield f"{s.spec}: {s.detail}"
         if verbose:
-            lines += about(s.spec)
+            origin = manifest.datasets.get(s.spec.dataset or "")
+            about = {**(origin.to_dict() if origin else {}), "note": s.spec.note}
+            yield from (f"{s.spec}: {key}: {value}" for key, value in about.items() if value)
 
-    complete = all(s.present for s in statuses if s.spec.role in ("near", "far"))
     if not can_run(statuses):
-        lines += ["The benchmark cannot run on this.", f"How to get it: {manifest.get}"]
-    elif complete:
-        lines.append("The benchmark can run; every near and far set is present.")
+        yield "The benchmark cannot run on this."
+        yield f"How to get it: {manifest.get}"
+    elif all(s.present for s in statuses if s.spec.role in ("near", "far")):
+        yield "The benchmark can run; every near and far set is present."
     else:
-        lines.append("The benchmark can run on the near and far sets that are present.")
-
-    return "\n".join(lines)
-
-
-def row(status: SetStatus) -> tuple[str, ...]:
-    r"""Returns the cells of a set."""
-    expected = "?" if status.expected is None else str(status.expected)
-    where = str(status.path if status.path.name == "(embedded)" else os.path.realpath(status.path))
-    return (status.spec.role, status.spec.name, status.state, str(status.found), expected, where)
-
-
-def about(spec: SetSpec) -> list[str]:
-    r"""Returns lines on the source, licence and particulars of a set."""
-    known = {"source": spec.source, "licence": spec.licence, "note": spec.note}
-    head = f"{spec.role} {spec.name}"
-    return [f"{head}: {key}: {value}" for key, value in known.items() if value]
+        yield "The benchmark can run on the near and far sets that are present."
 
 
 if __name__ == "__main__":

@@ -1,21 +1,17 @@
-r"""Loading of a whole benchmark: whatever of it is present.
+r"""Loads a benchmark: those of its sets that are whole on disk.
 
-What the sets of a benchmark must, and should, have in common: classes, and no images.
+Every ID set must have the classes of training. Sets that share images, and a reference that
+shares classes with a set of the table, are warned of.
 """
 
-__all__ = [
-    "BenchmarkData",
-    "check_classes",
-    "load_benchmark",
-    "load_digits_benchmark",
-    "warn_of_copies",
-]
+__all__ = ["BenchmarkData", "load_benchmark", "load_digits_benchmark"]
 
 import hashlib
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -23,14 +19,16 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from ..errors import UserError
-from ..files import map_array
-from .digits import load_digits_sets
+from ..files import map_array, stat
+from .builtin import load_digits_sets
 from .images import cached_array, decode_all, square
 from .manifests import Manifest, load_manifest
-from .sets import ImageSet, shared_images
-from .status import REQUIRED, SetStatus, find_reference, hold_out_reference, inspect, runnable
+from .sets import ImageSet, count_shared, fingerprints, hold_out_reference
+from .status import REQUIRED, SetStatus, find_reference, inspect, runnable
 
 CACHE = ".ood_osdre_cache"
+# Sets of these roles must share no image with any other set. OOD sets may.
+EXCLUSIVE = {"id_train", "id_val", "id_test", "reference"}
 
 log = logging.getLogger(__name__)
 
@@ -77,18 +75,8 @@ class BenchmarkData:
             for role in ("near", "far")
         }
 
-    def is_complete(self, role: str) -> bool:
-        r"""Returns whether every set of a role (`near`, `far`) is present.
-
-        Only then may a mean over the role bear its full name.
-        """
-        return not self.absent_by_role()[role]
-
     def split_reference(self, seed: int = 0) -> tuple[ImageSet, ImageSet]:
-        r"""Splits the reference as :func:`hold_out_reference` does.
-
-        The classes held out are those that the manifest names, if it names any that exist.
-        """
+        r"""Holds out the classes that the manifest names, as :func:`hold_out_reference` does."""
         groups = set(self.reference.groups)
         held = [c for c in self.manifest.hold_out if c in groups]
         return hold_out_reference(self.reference, held or 10, seed=seed)
@@ -113,6 +101,10 @@ def load_benchmark(
         training: Whether to load what training needs: without it, the reference and the ID
             training and validation sets are empty.
         progress: Whether to show progress bars where images are decoded.
+
+    Raises:
+        UserError: If a required set, or every set of the table, is not whole; if an image cannot
+            be decoded; or if the ID sets have classes that training has not.
     """
     if manifest.is_embedded:
         if reference is not None:
@@ -121,46 +113,26 @@ def load_benchmark(
 
     root = Path(data_root)
     cache = root / CACHE if cache_dir is None else Path(cache_dir)
-
-    roles = REQUIRED if training else ("id_test",)
-    for role in roles:
-        if not manifest.role(role):
-            raise UserError(f"benchmark {manifest.name}: has no set of role {role}, expected one")
-    required = [inspect(manifest, s, root) for role in roles for s in manifest.role(role)]
-    if training:
-        required.append(find_reference(manifest, root, reference))
-    if lacking := [s for s in required if not s.present]:
-        raise UserError(explain(manifest, root, lacking))
-
-    tables = ("near", "far", "ood_val") if training else ("near", "far")
-    optional = [inspect(manifest, s, root) for role in tables for s in manifest.role(role)]
-    lost = [s for s in optional if not s.present and s.spec.role != "ood_val"]
-    if len(lost) == sum(s.spec.role != "ood_val" for s in optional):
-        raise UserError(explain(manifest, root, lost))
-    for status in lost:
+    required, optional = _inspect_all(manifest, root, reference, training)
+    present = [s for s in (*required, *optional) if s.present]
+    tables = [s for s in optional if s.spec.role != "ood_val"]
+    missing = {s.spec.name: str(s) for s in tables if not s.present}
+    for status in missing.values():
         log.warning("not in the table: %s", status)
-    if training:
-        warn_of_overlap(required[-1], [s for s in optional if s.present])
-
-    loaded = {
-        (s.spec.role, s.spec.name): load_set(s, manifest.size, cache, progress)
-        for s in (*required, *optional)
-        if s.present
+    loaded: dict[tuple[str, str], ImageSet] = {
+        (s.spec.role, s.spec.name): _load_set(s, manifest.size, cache, progress) for s in present
     }
     if training:
-        check_classes(loaded)
-    warn_of_copies([s for s in (*required, *optional) if s.present], loaded)
-    names = [s.spec.name for s in lost]
-    return assemble(
-        manifest,
-        loaded,
-        checksums={
-            f"{s.spec.role}/{s.spec.name}": s.list.checksum
-            for s in (*required, *optional)
-            if s.present and s.list is not None
-        },
-        missing=dict(zip(names, map(str, lost), strict=True)),
-    )
+        _check_classes(loaded)
+        reference_set, rows = required[-1].spec, [s.spec.name for s in tables if s.present]
+        for name in (n for n in reference_set.overlaps if n in rows):
+            message = "the reference %s contains classes of %s: its row is not comparable"
+            log.warning(message, reference_set.name, name)
+    _warn_of_copies(present, loaded)
+    checksums = {
+        f"{s.spec.role}/{s.spec.name}": s.list.checksum for s in present if s.list is not None
+    }
+    return _assemble(manifest, loaded, checksums, missing)
 
 
 def load_digits_benchmark(manifest: Manifest | None = None) -> BenchmarkData:
@@ -169,28 +141,77 @@ def load_digits_benchmark(manifest: Manifest | None = None) -> BenchmarkData:
     Arguments:
         manifest: The manifest of the digits; None to read it.
     """
-    return assemble(manifest or load_manifest("digits", "digits"), load_digits_sets())
+    return _assemble(manifest or load_manifest("digits", "digits"), load_digits_sets(), {}, {})
 
 
-def assemble(
+def _inspect_all(
+    manifest: Manifest, root: Path, reference: str | Path | None, training: bool
+) -> tuple[list[SetStatus], list[SetStatus]]:
+    r"""Returns the states of the sets that are required, the reference last, and of the others."""
+
+    def of(*roles: str) -> list[SetStatus]:
+        return [inspect(manifest, s, root) for role in roles for s in manifest.role(role)]
+
+    roles = REQUIRED if training else ("id_test",)
+    required = of(*roles)
+    if training:
+        required.append(find_reference(manifest, root, reference))
+    optional = of("near", "far", "ood_val") if training else of("near", "far")
+    tables = [s for s in optional if s.spec.role != "ood_val"]
+
+    lacking = [f"no set of role {role}" for role in roles if not manifest.role(role)]
+    lacking += [str(s) for s in required if not s.present]
+    if not lacking and not any(s.present for s in tables):
+        lacking = [str(s) for s in tables] or ["no set of role near or far"]
+    if lacking:
+        needs_reference = any(s.spec.role == "reference" and not s.present for s in required)
+        raise UserError("\n".join(_explain(manifest, root, lacking, needs_reference)))
+    return required, optional
+
+
+def _explain(
+    manifest: Manifest, data_root: Path, lacking: Sequence[str], needs_reference: bool
+) -> Iterator[str]:
+    r"""Yields a few lines: what is missing, where it was looked for, and how to get it."""
+    yield (
+        f"benchmark {manifest.name} ({manifest.id_name}) needs data that is not whole in "
+        f"{data_root.resolve()} (--data-root):"
+    )
+    yield from (f"  {line}" for line in lacking)
+    for spec in manifest.role("reference"):
+        # A reference that is there but overlaps a test set has to be asked for.
+        if needs_reference and spec.overlaps and inspect(manifest, spec, data_root).present:
+            others = ", ".join(spec.overlaps)
+            yield f"  --reference {spec.name} is there, but shares classes with {others}"
+    if other := runnable(manifest.id_name, data_root):
+        yield f"What is there suffices for --benchmark {' or '.join(other)}."
+    if manifest.get:
+        yield f"How to get it: {' '.join(manifest.get.split())}"
+    yield (
+        f"To see every set: python -m ood_osdre.data check --id {manifest.id_name} "
+        f"--benchmark {manifest.name} --data-root {data_root}"
+    )
+    yield "No data at hand? --id digits needs none."
+
+
+def _assemble(
     manifest: Manifest,
     loaded: dict[tuple[str, str], ImageSet],
-    checksums: dict[str, str] | None = None,
-    missing: dict[str, str] | None = None,
+    checksums: dict[str, str],
+    missing: dict[str, str],
 ) -> BenchmarkData:
     r"""Sorts loaded sets, by role and name, into the fields of the result."""
 
     def of(role: str) -> dict[str, ImageSet]:
         return {name: s for (r, name), s in loaded.items() if r == role}
 
-    checksums = dict(checksums or {})
-    for (role, name), images in loaded.items():
-        if f"{role}/{name}" not in checksums:
-            checksums[f"{role}/{name}"] = checksum(images.images)
-
     def one(role: str) -> ImageSet:
         return next(iter(of(role).values()), ImageSet.empty(manifest.size))
 
+    for (role, name), images in loaded.items():
+        if f"{role}/{name}" not in checksums:
+            pixels = np.ascontiguousarray(images.images).data
+            checksums[f"{role}/{name}"] = hashlib.sha256(pixels).hexdigest()
     return BenchmarkData(
         manifest=manifest,
         id_train=one("id_train"),
@@ -202,112 +223,40 @@ def assemble(
         ood_val=next(iter(of("ood_val").values()), None),
         checksums=checksums,
         reference_name=next(iter(of("reference")), ""),
-        missing=missing or {},
+        missing=missing,
     )
 
 
-def load_set(status: SetStatus, size: int, cache_dir: Path, progress: bool = True) -> ImageSet:
-    r"""Loads a present set through the cache.
-
-    Arguments:
-        status: The state of the set.
-        size: The side of the images.
-        cache_dir: The folder of the cache.
-        progress: Whether to show a progress bar if images are decoded.
-    """
-    if status.list is None:
-        return load_array(status, size, cache_dir)
-
-    content, images = status.list, status.images
-    title = f"{status.spec.role} {status.spec.name}"
-    array = cached_array(
-        lambda: decode_all([images / name for name in content.names], size, title, progress),
-        (len(content), size, size, 3),
-        (
-            # Other roots may hold other pixels under the same names, sizes and times.
-            os.fsencode(os.path.realpath(images)),
-            "\n".join(content.names).encode(),
-            repr(status.stats).encode(),
-        ),
-        status.path.stem,
-        cache_dir,
-    )
-    labels = np.asarray(content.labels, dtype=np.int64)
-    if not status.spec.role.startswith("id_"):
-        labels = np.full_like(labels, -1)
-
-    return ImageSet(array, labels, list(content.names))
-
-
-def load_array(status: SetStatus, size: int, cache_dir: Path) -> ImageSet:
-    r"""Loads a `.npy` array; images of another size or in grey go through the cache."""
-    path = status.path
-    array: NDArray[np.uint8] = map_array(path)
-    names = [f"{path.name}[{i}]" for i in range(len(array))]
-
-    if array.shape[1:] != (size, size, 3):
+def _load_set(status: SetStatus, size: int, cache_dir: Path, progress: bool) -> ImageSet:
+    r"""Loads a present set, through the cache unless it is an array that is as it should be."""
+    content, images, path = status.list, status.images, status.path
+    if content is None:
+        array: NDArray[np.uint8] = map_array(path)
+        names, labels = [f"{path.name}[{i}]" for i in range(len(array))], np.full(len(array), -1)
+        if array.shape[1:] == (size, size, 3):
+            return ImageSet(array, labels, names)
         grey = array[..., 0] if array.ndim == 4 and array.shape[3] == 1 else array
-        stat = path.stat()
-        array = cached_array(
-            lambda: np.stack([square(Image.fromarray(i), size) for i in grey]),
-            (len(array), size, size, 3),
-            (os.fsencode(os.path.realpath(path)), repr((stat.st_size, stat.st_mtime_ns)).encode()),
-            path.stem,
-            cache_dir,
-        )
+        key: tuple[bytes, ...] = os.fsencode(os.path.realpath(path)), repr(stat(path)).encode()
 
-    return ImageSet(array, np.full(len(array), -1, dtype=np.int64), names)
+        def build() -> NDArray[np.uint8]:
+            return np.stack([square(Image.fromarray(i), size) for i in grey])
+    else:
+        names, labels = list(content.names), np.asarray(content.labels, dtype=np.int64)
+        if not status.spec.role.startswith("id_"):
+            labels = np.full_like(labels, -1)
+        # Other roots may hold other pixels under the same names, sizes and times.
+        root = os.fsencode(os.path.realpath(images))
+        key = root, "\n".join(names).encode(), repr(status.stats).encode()
 
+        def build() -> NDArray[np.uint8]:
+            paths = [images / name for name in names]
+            return decode_all(paths, size, str(status.spec), progress)
 
-def warn_of_overlap(reference: SetStatus, tables: Sequence[SetStatus]) -> None:
-    r"""Warns if the reference contains classes or images of a set of the table."""
-    present = {s.spec.name for s in tables if s.spec.role != "ood_val"}
-    for name in reference.spec.overlaps:
-        if name in present:
-            log.warning(
-                "the reference %s contains classes of %s: its row is not comparable",
-                reference.spec.name,
-                name,
-            )
+    shape = len(names), size, size, 3
+    return ImageSet(cached_array(build, shape, key, path.stem, cache_dir), labels, names)
 
 
-def explain(manifest: Manifest, data_root: Path, lacking: Sequence[SetStatus]) -> str:
-    r"""Says in a few lines what is missing, where it was looked for, and how to get it."""
-
-    def lines() -> Iterator[str]:
-        yield (
-            f"benchmark {manifest.name} ({manifest.id_name}) needs data that is not whole in "
-            f"{data_root.resolve()} (--data-root):"
-        )
-        for status in lacking:
-            yield f"  {status}"
-        for spec in manifest.role("reference"):
-            # A reference that is there but overlaps a test set has to be asked for.
-            is_default = any(s.spec.role == "reference" for s in lacking)
-            if is_default and spec.overlaps and inspect(manifest, spec, data_root).present:
-                yield (
-                    f"  --reference {spec.name} is there, but shares classes with "
-                    f"{', '.join(spec.overlaps)}"
-                )
-        if other := runnable(manifest.id_name, data_root):
-            yield f"What is there suffices for --benchmark {' or '.join(other)}."
-        if manifest.get:
-            yield f"How to get it: {' '.join(manifest.get.split())}"
-        yield (
-            f"To see every set: python -m ood_osdre.data check --id {manifest.id_name} "
-            f"--benchmark {manifest.name} --data-root {data_root}"
-        )
-        yield "No data at hand? --id digits needs none."
-
-    return "\n".join(lines())
-
-
-def checksum(images: NDArray[np.uint8]) -> str:
-    r"""Returns the sha256 of pixels."""
-    return hashlib.sha256(np.ascontiguousarray(images).data).hexdigest()
-
-
-def check_classes(loaded: Mapping[tuple[str, str], ImageSet]) -> None:
+def _check_classes(loaded: Mapping[tuple[str, str], ImageSet]) -> None:
     r"""Refuses ID images of a class that training never sees."""
     (largest,) = (s.labels.max() for (role, _), s in loaded.items() if role == "id_train")
     for (role, _), images in loaded.items():
@@ -319,20 +268,17 @@ def check_classes(loaded: Mapping[tuple[str, str], ImageSet]) -> None:
             )
 
 
-def warn_of_copies(
+def _warn_of_copies(
     statuses: Sequence[SetStatus], loaded: Mapping[tuple[str, str], ImageSet]
 ) -> None:
     r"""Warns of images that a list names twice, and of sets that share images."""
     for status in statuses:
-        if status.list is not None:
-            copies = len(status.list) - len(set(status.list.names))
-            if copies:
-                log.warning("%s: %d of its entries repeat others", status.path, copies)
-    for one, other, count in shared_images(loaded):
-        log.warning(
-            "%s %s and %s %s share images: %d of the %d of the latter",
-            *one,
-            *other,
-            count,
-            len(loaded[other]),
-        )
+        names = () if status.list is None else status.list.names
+        if copies := len(names) - len(set(names)):
+            log.warning("%s: %d of its entries repeat others", status.path, copies)
+    marks = {key: fingerprints(images.images) for key, images in loaded.items()}
+    for one, other in combinations(marks, 2):
+        count = count_shared(marks[other], marks[one]) if EXCLUSIVE & {one[0], other[0]} else 0
+        if count:
+            message = "%s %s and %s %s share images: %d of the %d of the latter"
+            log.warning(message, *one, *other, count, len(marks[other]))

@@ -16,14 +16,14 @@ __all__ = [
     "SLACK",
     "VERSION",
     "as_rgb",
+    "as_uint8",
     "cached_array",
     "decode",
     "decode_all",
-    "default_cache_dir",
-    "from_unit",
     "square",
 ]
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from tqdm import tqdm
 
-from ..errors import UserError
+from ..errors import UserError, one_line
 from ..files import atomic_path, is_regular, map_array, stat, sweep
 from .lists import first
 
@@ -49,7 +49,8 @@ DAMAGE = (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombErr
 VERSION = 2
 #: Rounding of pixels that were resized or cropped in floats.
 SLACK = 1e-3
-CHUNK = 64
+# The images that a thread decodes before it reports.
+TOGETHER = 64
 # Files of 16-bit grey that Pillow may hold in 32 bits.
 WIDE_FORMATS = ("PNG", "PPM")
 
@@ -62,53 +63,45 @@ def as_rgb(image: Image.Image) -> Image.Image:
     Grey of 16 bits keeps its high byte; Pillow clips it at 255, which turns most of such an image
     white. Grey in floats is taken to lie in :math:`[0, 1]`, grey in 32-bit integers from 0 to 255.
 
-    Arguments:
-        image: An image of any mode and size.
-
     Raises:
         ValueError: If grey in floats or 32-bit integers lies elsewhere.
     """
-    if image.mode == "F":
-        return Image.fromarray(from_unit(_loaded(image))).convert("RGB")
-    if image.mode.startswith("I"):
-        grey = _loaded(image)
-        if image.mode != "I" or image.format in WIDE_FORMATS:
-            grey = grey.clip(0, 65_535) // 256
-        elif grey.min() < 0 or grey.max() > 255:
-            raise ValueError(f"integers from {grey.min()} to {grey.max()}, expected 0 to 255")
-        return Image.fromarray(grey.astype(np.uint8)).convert("RGB")
-    return image.convert("RGB")
-
-
-def _loaded(image: Image.Image) -> NDArray[Any]:
+    if image.mode != "F" and not image.mode.startswith("I"):
+        return image.convert("RGB")
     image.load()  # here, where a damaged file raises an error
-    return np.asarray(image)
+    grey = np.asarray(image)
+    if image.mode == "F":
+        grey = as_uint8(grey)
+    elif image.mode != "I" or image.format in WIDE_FORMATS:
+        grey = (grey.clip(0, 65_535) // 256).astype(np.uint8)
+    else:
+        grey = as_uint8(grey, top=255)
+    return Image.fromarray(grey).convert("RGB")
 
 
-def from_unit(pixels: NDArray[Any]) -> NDArray[np.uint8]:
-    r"""Maps pixels from floats in :math:`[0, 1]`, give or take :data:`SLACK`, to uint8.
+def as_uint8(pixels: NDArray[Any], top: int = 1) -> NDArray[np.uint8]:
+    r"""Maps pixels from 0 to `top`, give or take :data:`SLACK`, to uint8.
 
     Arguments:
         pixels: The pixels, with shape :math:`(*)`.
+        top: What stands for white.
 
     Raises:
         ValueError: If some lie elsewhere, or are NaN.
     """
     low, high = float(pixels.min()), float(pixels.max())
-    if not (low >= -SLACK and high <= 1 + SLACK):  # also false for NaN
-        raise ValueError(f"pixels from {low:.3g} to {high:.3g}, expected floats in [0, 1]")
-    return np.rint(255 * pixels.clip(0, 1)).astype(np.uint8)
+    if not (low >= -SLACK and high <= top + SLACK):  # also false for NaN
+        kind = "floats" if top == 1 else "integers"
+        raise ValueError(f"pixels from {low:.3g} to {high:.3g}, expected {kind} in [0, {top}]")
+    return np.rint(255 // top * pixels.clip(0, top)).astype(np.uint8)
 
 
 def square(image: Image.Image, size: int) -> NDArray[np.uint8]:
-    r"""Returns an image as RGB with its shorter side resized and its centre cropped.
+    r"""Returns an image as RGB, :math:`(S, S, 3)`: its shorter side resized, its centre cropped.
 
     Arguments:
         image: An image of any mode and size.
         size: The side :math:`S`.
-
-    Returns:
-        The pixels, with shape :math:`(S, S, 3)`.
 
     Raises:
         ValueError: As :func:`as_rgb`, or if there are no pixels.
@@ -123,20 +116,11 @@ def square(image: Image.Image, size: int) -> NDArray[np.uint8]:
         w, h = (size, size * h // short) if w == short else (size * w // short, size)
         rgb = rgb.resize((w, h), Image.Resampling.BILINEAR)
     left, top = round((w - size) / 2), round((h - size) / 2)
-
     return np.asarray(rgb)[top : top + size, left : left + size]
 
 
 def decode(path: Path, size: int) -> NDArray[np.uint8]:
-    r"""Decodes an image file.
-
-    Arguments:
-        path: The file.
-        size: The side :math:`S`.
-
-    Returns:
-        The pixels, with shape :math:`(S, S, 3)`.
-    """
+    r"""Decodes an image file to pixels with shape :math:`(S, S, 3)`."""
     if not is_regular(path):
         raise OSError("no regular file")
     with Image.open(path) as image:
@@ -161,27 +145,21 @@ def decode_all(
     bad: list[str] = []
 
     def some(start: int) -> int:
-        stop = min(start + CHUNK, len(paths))
+        stop = min(start + TOGETHER, len(paths))
         for i in range(start, stop):
             try:
                 images[i] = decode(paths[i], size)
             except DAMAGE as error:
-                bad.append(f"{paths[i]} ({' '.join(str(error).split())[:60]})")
+                bad.append(f"{paths[i]} ({one_line(error, 60)})")
         return stop - start
 
+    bar = tqdm(total=len(paths), desc=f"decoding {title}", unit="image", disable=not progress)
     # Pillow releases the interpreter's lock while it decodes and resizes.
-    with (
-        ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1)) as pool,
-        tqdm(
-            total=len(paths), desc=f"decoding {title}", unit="image", disable=not progress
-        ) as bar,
-    ):
-        for count in pool.map(some, range(0, len(paths), CHUNK)):
+    with bar, ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1)) as pool:
+        for count in pool.map(some, range(0, len(paths), TOGETHER)):
             bar.update(count)
-
     if bad:
         raise UserError(f"{title}: cannot decode {first(sorted(bad), 'file')}")
-
     return images
 
 
@@ -208,21 +186,21 @@ def cached_array(
         digest.update(b"%d:" % len(part) + part)
     # A long name is a valid one, but not with the key at its end.
     name = f"{stem[:40]}-{digest.hexdigest()[:20]}.npy"
-
-    for folder in (cache_dir, default_cache_dir()):
-        found = load(folder / name, shape)
-        if found is not None:
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ood_osdre"
+    paths = cache_dir / name, home / name
+    for path in paths:
+        if (found := load(path, shape)) is not None:
             return found
 
     images = build()
-    for folder in (cache_dir, default_cache_dir()):
+    for path in paths:
         try:
-            save(folder / name, images)
+            save(path, images)
         except UserError as error:
             log.warning("decoded images are not kept: %s", error)
-            continue
-        return images if (found := load(folder / name, shape)) is None else found
-
+        else:
+            found = load(path, shape)
+            return images if found is None else found
     return images
 
 
@@ -235,44 +213,27 @@ def load(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8] | None:
     except UserError as error:
         log.warning("rebuilding the damaged cache %s", error)
         return None
-
-    if array.shape != shape or array.dtype != np.uint8:
-        log.warning("rebuilding the cache %s (found %s %s)", path, array.dtype, array.shape)
-        return None
+    is_ours = array.shape == shape and array.dtype == np.uint8
     # In another order the same bytes would be other pixels.
-    if not array.flags.c_contiguous or _seal_of(path, array) != _seal(path, array):
-        log.warning("rebuilding the damaged cache %s (its pixels are not what was kept)", path)
-        return None
-
-    return array
+    if is_ours and array.flags.c_contiguous:
+        with contextlib.suppress(OSError), path.open("rb") as file:  # removed since it was mapped
+            file.seek(array.offset + array.nbytes)
+            if file.read(8) == _checksum(path, array):
+                return array
+    log.warning("rebuilding the damaged cache %s (its pixels are not what was kept)", path)
+    return None
 
 
 def save(path: Path, images: NDArray[np.uint8]) -> None:
-    r"""Writes an array so that at no time a part of it bears the final name."""
+    r"""Writes an array and its checksum so that at no time a part of it has the final name."""
     images = np.ascontiguousarray(images)
     sweep(path.parent)
     with atomic_path(path) as temporary:
         np.save(temporary, images, allow_pickle=False)
         with temporary.open("ab") as file:
-            file.write(_seal(path, images))
+            file.write(_checksum(path, images))
 
 
-def _seal(path: Path, images: NDArray[np.uint8]) -> bytes:
-    r"""Returns the checksum of pixels and of the name, and so the key, they are kept under."""
+def _checksum(path: Path, images: NDArray[np.uint8]) -> bytes:
+    r"""Returns the CRC-32 of pixels and of the name, and so the key, that they are kept under."""
     return zlib.crc32(images.data, zlib.crc32(os.fsencode(path.name))).to_bytes(4, "big")
-
-
-def _seal_of(path: Path, array: np.memmap[Any, Any]) -> bytes:
-    r"""Returns what follows the pixels in their file."""
-    try:
-        with path.open("rb") as file:
-            file.seek(array.offset + array.nbytes)
-            return file.read(8)
-    except OSError:  # removed since it was mapped
-        return b""
-
-
-def default_cache_dir() -> Path:
-    r"""Returns the user's cache folder, for data roots that cannot be written."""
-    base = os.environ.get("XDG_CACHE_HOME") or (Path.home() / ".cache")
-    return Path(base) / "ood_osdre"

@@ -3,7 +3,7 @@ r"""Whatever a user holds images or vectors in, brought to one form, piece by pi
 ======================  =====================================================================
 Array or tensor         images in uint8, or in floats within [0, 1]: NumPy arrays with shape
                         :math:`(N, H, W, 3)`, tensors with shape :math:`(N, 3, H, W)`; one
-                        channel, or none, for grey ones; vectors: floats with shape
+                        channel, or none, for grey ones; vectors: numbers with shape
                         :math:`(N, d)`
 Data loader             any iterable of batches of them, or of `(batch, labels, ...)`, or of
                         mappings with a key `data` or `image`, and perhaps `label`
@@ -19,42 +19,46 @@ all of them alike. Files and Pillow images go through the one preprocessing of
 :mod:`ood_osdre.data.images`; arrays and tensors must already have the size.
 """
 
-__all__ = ["IMAGE_KEYS", "SLACK", "Chunk", "read", "read_chunks", "split_item"]
+__all__ = ["IMAGE_KEYS", "Samples", "read", "read_pieces", "split_item"]
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
 
-from ..errors import UserError
+from ..errors import UserError, one_line
 from ..files import is_folder, is_regular, map_array
-from .images import SLACK, decode_all
+from .images import DAMAGE, as_uint8, decode_all, square
 from .lists import list_folder, read_list
 from .sets import ImageSet, group_of
-from .values import check_side, to_item, to_labels, to_values
 
-CHUNK = 4096
+# The number of items of a data set or a list that are read together.
+PIECE = 4096
 #: Where OpenOOD's and other loaders keep the images of a batch.
 IMAGE_KEYS = ("data", "image")
+# The largest label.
+LARGEST = np.iinfo(np.int64).max
+#: The layouts of a batch of images, in colour and in grey, by what holds it.
+LAYOUTS = {
+    "array": "(N, H, W, 3) in an array, grey ones (N, H, W, 1) or (N, H, W)",
+    "tensor": "(N, 3, H, W) in a tensor, grey ones (N, 1, H, W) or (N, H, W)",
+}
 
 
 @runtime_checkable
-class Items(Protocol):
-    r"""A data set: items by their index."""
+class _Items(Protocol):
+    def __len__(self) -> int: ...
 
-    def __len__(self) -> int:
-        r"""Returns the number of items."""
-
-    def __getitem__(self, index: int, /) -> object:
-        r"""Returns an item."""
+    def __getitem__(self, index: int, /) -> object: ...
 
 
-class Chunk(NamedTuple):
-    r"""Some images or vectors.
+class Samples(NamedTuple):
+    r"""Images or vectors, with labels and names.
 
     Attributes:
         values: Images in uint8, with shape :math:`(N, S, S, 3)`, or vectors, with shape
@@ -74,7 +78,7 @@ class Chunk(NamedTuple):
         return self.values.ndim == 4
 
 
-def read(data: object, size: int, what: str) -> Chunk:
+def read(data: object, size: int, what: str) -> Samples:
     r"""Reads all of some data.
 
     Arguments:
@@ -82,34 +86,19 @@ def read(data: object, size: int, what: str) -> Chunk:
         size: The side :math:`S` of images.
         what: What to call the data in errors.
 
-    Returns:
-        All of it in one chunk.
-
     Raises:
         UserError: If there is none of it, or it is not images of that size or vectors.
     """
-    chunks = list(read_chunks(data, size, what))
-    if not chunks:
-        raise UserError(f"{what}: empty, expected at least one image or vector.")
-    if len(chunks) == 1:
-        return chunks[0]
-    shapes = sorted({c.values.shape[1:] for c in chunks})
-    if len(shapes) > 1:
-        raise UserError(f"{what}: items have different shapes: {shapes[0]} and {shapes[1]}.")
-    return Chunk(
-        np.concatenate([c.values for c in chunks]),
-        np.concatenate([c.labels for c in chunks]),
-        [name for c in chunks for name in c.names],
-    )
+    pieces = list(read_pieces(data, size, what))
+    values = _joined([piece.values for piece in pieces], what)
+    labels = np.concatenate([piece.labels for piece in pieces])
+    return Samples(values, labels, [name for piece in pieces for name in piece.names])
 
 
-def read_chunks(data: object, size: int, what: str) -> Iterator[Chunk]:
+def read_pieces(data: object, size: int, what: str) -> Iterator[Samples]:
     r"""Reads data piece by piece, so that not all of it has to fit into memory.
 
-    Arguments:
-        data: The data, in any of the forms above.
-        size: The side :math:`S` of images.
-        what: What to call the data in errors.
+    The arguments are those of :func:`read`.
 
     Yields:
         Pieces that are not empty, in order.
@@ -118,49 +107,22 @@ def read_chunks(data: object, size: int, what: str) -> Iterator[Chunk]:
         UserError: If something is not images of that size or vectors.
     """
     count = 0
-    for values, labels, names in _pieces(data, size, what):
+    for values, given, names in _pieces(data, size, what):
         n = len(values)
         if n == 0:
             continue
+        labels = _integers(given, what)
         if labels is None:
-            labels = np.full(n, -1, dtype=np.int64)
-        if labels.shape != (n,):
-            raise UserError(f"{what}: {n} items but labels of shape {labels.shape}.")
-        yield Chunk(values, labels, names or [f"{i}" for i in range(count, count + n)])
+            labels = np.full(n, -1)
+        if labels.shape != (n,) or labels.min() < -1 or labels.max() > LARGEST:
+            bounds = f" from {labels.min()} to {labels.max()}" if labels.size else ""
+            raise UserError(
+                f"{what}: got {n} items but labels of shape {labels.shape}{bounds}, expected for "
+                "each the index of a class, or -1 for none."
+            )
+        names = names or [f"{i}" for i in range(count, count + n)]
+        yield Samples(values, labels.astype(np.int64), names)
         count += n
-
-
-_Piece = tuple[NDArray[Any], NDArray[np.int64] | None, list[str] | None]
-
-
-def _pieces(data: object, size: int, what: str) -> Iterator[_Piece]:
-    if isinstance(data, ImageSet):
-        check_side(data.images, size, what)
-        yield data.images, data.labels, data.names
-    elif isinstance(data, str | os.PathLike):
-        yield from _files(Path(data), size, what)
-    elif isinstance(data, np.ndarray | Tensor):
-        yield to_values(data, size, what), None, None
-    elif hasattr(data, "to_numpy"):
-        # Of tables and their columns, `[i]` is what bears the label i, not what stands there.
-        raise UserError(f"{what}: got {type(data).__name__}, expected an array: its to_numpy().")
-    elif isinstance(data, Items) and not isinstance(data, Mapping):
-        yield from _items(data, size, what)
-    elif isinstance(data, Iterable) and not isinstance(data, Mapping):
-        for batch in data:
-            values, labels = split_item(batch)
-            if not isinstance(values, np.ndarray | Tensor):
-                raise _unknown(values, f"{what}: a batch")
-            yield to_values(values, size, what), to_labels(labels, what), None
-    else:
-        raise _unknown(data, what)
-
-
-def _unknown(data: object, what: str) -> UserError:
-    return UserError(
-        f"{what}: got {type(data).__name__}, expected an array, a tensor, a data loader, a data "
-        "set or a path."
-    )
 
 
 def split_item(item: object) -> tuple[object, object]:
@@ -173,44 +135,162 @@ def split_item(item: object) -> tuple[object, object]:
     return item, None
 
 
-def _items(data: Items, size: int, what: str) -> Iterator[_Piece]:
+READABLE = (_Items, Iterable)
+# Values, labels if there are any, and names.
+_Piece = tuple[NDArray[Any], object, list[str] | None]
+
+
+def _pieces(data: object, size: int, what: str) -> Iterator[_Piece]:
+    if isinstance(data, ImageSet):
+        yield _values(data.images, size, what), data.labels, data.names
+    elif isinstance(data, str | os.PathLike):
+        yield from _files(Path(data), size, what)
+    elif isinstance(data, np.ndarray | Tensor):
+        yield _values(data, size, what), None, None
+    # Of tables and their columns, `[i]` is what has the label i, not what stands there.
+    elif isinstance(data, Mapping) or hasattr(data, "to_numpy") or not isinstance(data, READABLE):
+        raise UserError(
+            f"{what}: got {type(data).__name__}, expected an array, such as a table's to_numpy(), "
+            "a tensor, a data loader, a data set or a path."
+        )
+    elif isinstance(data, _Items):
+        yield from _items(data, size, what)
+    else:
+        for batch in data:
+            values, labels = split_item(batch)
+            yield _values(values, size, f"{what}: a batch"), labels, None
+
+
+def _items(data: _Items, size: int, what: str) -> Iterator[_Piece]:
     r"""Reads the items of a data set one by one."""
     total = len(data)
-    for start in range(0, total, CHUNK):
+    for start in range(0, total, PIECE):
         values, labels = [], []
-        for index in range(start, min(start + CHUNK, total)):
+        for index in range(start, min(start + PIECE, total)):
+            where = f"{what}[{index}]"
             try:
                 value, label = split_item(data[index])
             except LookupError as error:
                 raise UserError(f"{what}: has no item {index} of its {total}.") from error
-            values.append(to_item(value, size, f"{what}[{index}]"))
-            labels.append(to_labels(-1 if label is None else label, f"{what}[{index}]"))
-        shapes = {v.shape for v in values}
-        if len(shapes) > 1:
-            raise UserError(f"{what}: items have different shapes: {sorted(shapes)[:2]}.")
-        has_labels = all(y is not None and y.ndim == 0 for y in labels)
-        yield np.stack(values), np.array(labels, np.int64) if has_labels else None, None
+            values.append(_item(value, size, where))
+            labels.append(_integers(-1 if label is None else label, where))
+        of_one = [int(y) for y in labels if y is not None and y.ndim == 0]
+        yield _joined(values, what), of_one if len(of_one) == len(labels) else None, None
+
+
+def _item(value: object, size: int, what: str) -> NDArray[Any]:
+    r"""Returns an item as a batch of one."""
+    if isinstance(value, np.ndarray | Tensor):
+        return _values(value[None], size, what)
+    if not isinstance(value, Image.Image):
+        return _values(value, size, what)  # refused by its type
+    try:
+        return square(value, size)[None]
+    except DAMAGE as error:
+        raise UserError(f"{what}: not a usable image ({one_line(error)}).") from None
 
 
 def _files(path: Path, size: int, what: str) -> Iterator[_Piece]:
+    if path.suffix == ".npy" and not is_folder(path):
+        yield _values(map_array(path), size, f"{what} {path}"), None, None
+        return
     if is_folder(path):
         content, folder = list_folder(path), path
         groups = [group_of(name) for name in content.names]
         classes = sorted(set(groups))
         # Folders are classes, as everywhere, if every image is in one of several.
-        if len(classes) > 1 and "" not in classes:
-            labels = np.array([classes.index(g) for g in groups], dtype=np.int64)
-        else:
-            labels = np.full(len(groups), -1, dtype=np.int64)
-    elif path.suffix == ".npy":
-        yield to_values(map_array(path), size, f"{what} {path}"), None, None
-        return
+        are_classes = len(classes) > 1 and "" not in classes
+        labels = tuple(classes.index(g) if are_classes else -1 for g in groups)
     elif is_regular(path):
         content, folder = read_list(path), path.parent
-        labels = np.asarray(content.labels, dtype=np.int64)
+        labels = content.labels
     else:
         raise UserError(f"{what}: {path}: no such folder, list file or .npy array.")
-    for start in range(0, len(content), CHUNK):
-        chosen = slice(start, start + CHUNK)
+    for start in range(0, len(content), PIECE):
+        chosen = slice(start, start + PIECE)
         names = list(content.names[chosen])
         yield decode_all([folder / n for n in names], size, what), labels[chosen], names
+
+
+def _joined(parts: Sequence[NDArray[Any]], what: str) -> NDArray[Any]:
+    shapes = sorted({part.shape[1:] for part in parts})
+    if len(shapes) != 1:
+        found = f"items have different shapes: {shapes[:2]}" if parts else "empty"
+        raise UserError(f"{what}: {found}, expected images or vectors of one shape.")
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _integers(labels: object, what: str) -> NDArray[Any] | None:
+    r"""Returns labels that are integers, None if something else stands in their place."""
+    try:
+        array = _to_numpy(labels, what) if isinstance(labels, Tensor) else np.asarray(labels)
+    except ValueError:  # nested lists of different lengths
+        return None
+    return array if array.dtype.kind in "iu" else None
+
+
+def _to_numpy(data: object, what: str) -> NDArray[Any]:
+    found = type(data).__name__
+    if isinstance(data, np.ndarray) and not isinstance(data, np.ma.MaskedArray):
+        return data
+    if isinstance(data, Tensor):
+        try:
+            return data.detach().cpu().numpy()
+        # Sparse, quantized and nested tensors, those without data, and types that NumPy lacks.
+        except (TypeError, RuntimeError, NotImplementedError):
+            layout = str(data.layout).removeprefix("torch.")
+            found = f"a {layout} tensor of {data.dtype} on {data.device.type}"
+    raise UserError(
+        f"{what}: got {found}, expected an image of Pillow, an array in which nothing is missing, "
+        "or a dense tensor, of uint8, float32 or another type that NumPy has."
+    )
+
+
+def _values(data: object, size: int, what: str) -> NDArray[Any]:
+    r"""Returns a batch of uint8 images, with shape :math:`(N, S, S, 3)`, or of vectors."""
+    array = _to_numpy(data, what)
+    if array.ndim == 2:
+        return _vectors(array, what)
+    shape, kind, mistake = array.shape, "tensor" if isinstance(data, Tensor) else "array", ""
+    if array.ndim == 3:
+        array = array[..., None]
+    elif array.ndim == 4 and kind == "tensor":
+        array = array.transpose(0, 2, 3, 1)
+    # Several grey images may have a side of three pixels, but rather this is one in colour.
+    if len(shape) == 3 and 3 in (shape[0], shape[2]):
+        mistake = (
+            f"shape {shape}, one image or several grey ones, expected a batch {LAYOUTS[kind]}"
+        )
+    elif array.ndim != 4 or array.shape[3] not in (1, 3):
+        mistake = f"shape {shape}, expected images {LAYOUTS[kind]}, or vectors (N, d)"
+    elif not len(array):
+        return np.zeros((0, size, size, 3), np.uint8)
+    elif array.shape[1:3] != (size, size):
+        height, width = array.shape[1:3]
+        mistake = f"images of {height} x {width} pixels, expected {size} x {size}, the set size"
+    elif array.dtype.kind == "f":
+        try:
+            array = as_uint8(array)
+        except ValueError as error:
+            mistake = f"{error}, or uint8; leave normalisation to the detector"
+    elif array.dtype != np.uint8:
+        mistake = f"images of {array.dtype}, expected uint8, or floats in [0, 1]"
+    if mistake:
+        raise UserError(f"{what}: got {mistake}.")
+    return np.repeat(array, 3, axis=3) if array.shape[3] == 1 else array
+
+
+def _vectors(array: NDArray[Any], what: str) -> NDArray[np.floating[Any]]:
+    is_real = array.dtype.kind in "fiu" and array.shape[1] > 0
+    with np.errstate(over="ignore"):
+        single = array.astype(np.float32) if is_real else np.zeros((0, 1), np.float32)
+    bad = np.flatnonzero(~np.isfinite(single).all(axis=1))
+    if not is_real or bad.size:
+        found = f"got vectors of {array.dtype} with shape {array.shape}"
+        if bad.size:
+            first = f"the first is {bad[0]}"
+            found = f"{bad.size} of {len(array)} vectors hold NaN or infinity, {first}"
+        raise UserError(f"{what}: {found}, expected real numbers in single precision.")
+    # A mean is subtracted before single precision may round: of large numbers it leaves nothing.
+    exact = array.dtype.kind == "f" and array.dtype.itemsize <= single.itemsize
+    return single if exact else array.astype(np.float64)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import UserError
+from ..errors import UserError, one_line
 from ..files import is_regular, write_text_atomic
 
 SHOWN = 10
@@ -53,37 +53,36 @@ def parse_list(text: str, where: str) -> ImageList:
         where: What to call the list in errors.
     """
     names, labels, bad = [], [], []
-
     for number, raw in enumerate(text.splitlines(), start=1):
         line = raw.strip()
         if not line:
             continue
-
         name, _, label = line.replace("\t", " ").rpartition(" ")
         # The separator may be several blanks; the path itself keeps the characters it has.
         name = line[: len(name)].rstrip()
-        if not name or not LABEL.fullmatch(label):
+        if name and LABEL.fullmatch(label):
+            names.append(name)
+            labels.append(int(label))
+        else:
             bad.append(f"line {number}: {line[:80]!r}")
-            continue
-
-        names.append(name)
-        labels.append(int(label))
-
     if bad:
         raise UserError(f"{where}: expected 'path LABEL' in {first(bad, 'line')}")
-
     return image_list(names, labels)
 
 
 def read_list(path: Path) -> ImageList:
-    r"""Reads a list file."""
+    r"""Reads a list file.
+
+    Raises:
+        UserError: If it cannot be read, is no text in UTF-8, or has other lines.
+    """
     try:
         # Windows editors put a byte-order mark in front.
-        return parse_list(path.read_text(encoding="utf-8-sig"), str(path))
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not a text file in UTF-8 ({error.reason})") from error
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = one_line(getattr(error, "strerror", None) or error)
+        raise UserError(f"{path}: cannot be read as text in UTF-8 ({reason})") from None
+    return parse_list(text, str(path))
 
 
 def list_folder(folder: Path) -> ImageList:
@@ -97,50 +96,38 @@ def list_folder(folder: Path) -> ImageList:
 
     Raises:
         UserError: If there is none, a folder cannot be read, or the name of an image leads to no
-            regular file or is not UTF-8.
+            regular file or is not UTF-8, as list files are.
     """
-    found = dict(_walk(folder))
-    names = sorted(found)
-    if not names:
-        raise UserError(f"{folder}: a folder without image files ({' '.join(sorted(EXTENSIONS))})")
-    if lost := [name for name in names if not found[name]]:
-        raise UserError(f"{folder}: no regular files, or links to none: {first(lost, 'file')}")
-    # As in a list file, whose text is UTF-8.
-    if odd := [name for name in names if not _is_utf8(name)]:
-        raise UserError(f"{folder}: file names that are not UTF-8: {first(odd, 'file')}")
-
+    names = sorted(_walk(folder))
+    bad = [
+        name
+        for name in names
+        if not is_regular(os.path.join(folder, name))
+        or name.encode(errors="ignore").decode() != name
+    ]
+    if bad or not names:
+        found = first(bad, "other file") if bad else "none"
+        kinds = " ".join(sorted(EXTENSIONS))
+        raise UserError(f"{folder}: got {found}, expected images ({kinds}) with names in UTF-8")
     return image_list(names, [-1] * len(names))
 
 
-def _walk(folder: Path) -> Iterator[tuple[str, bool]]:
-    r"""Yields the relative path of each image, and whether there is a regular file behind it."""
-    waiting: list[tuple[str, frozenset[str]]] = [("", frozenset())]
-    while waiting:
-        below, above = waiting.pop()
-        path = os.path.join(folder, below)
-        real = os.path.realpath(path)
-        if real in above:
-            continue
-        try:
-            with os.scandir(path) as entries:
-                here = list(entries)
-        except OSError as error:
-            raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-        for entry in here:
-            # Of links that lead in circles, the entry's own methods raise an error.
-            is_link = entry.is_symlink()
-            if os.path.isdir(entry.path) if is_link else entry.is_dir():
-                waiting.append((f"{below}{entry.name}/", above | {real}))
-            elif os.path.splitext(entry.name)[1].lower() in EXTENSIONS:
-                yield below + entry.name, is_regular(entry.path) if is_link else entry.is_file()
+def _walk(folder: Path) -> Iterator[str]:
+    r"""Yields the relative paths of what has the name of an image."""
 
+    def refuse(error: OSError) -> None:
+        raise UserError(f"{error.filename}: cannot be read ({error.strerror})")
 
-def _is_utf8(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    above = {os.fspath(folder): frozenset[str]()}
+    for here, folders, files in os.walk(folder, onerror=refuse, followlinks=True):
+        known = above.pop(here) | {os.path.realpath(here)}
+        paths = {name: os.path.join(here, name) for name in folders}
+        folders[:] = [name for name, p in paths.items() if os.path.realpath(p) not in known]
+        above |= {paths[name]: known for name in folders}
+        below = here.removeprefix(os.fspath(folder)).lstrip("/")
+        for name in files:
+            if os.path.splitext(name)[1].lower() in EXTENSIONS:
+                yield os.path.join(below, name)
 
 
 def write_list(path: Path, names: Iterable[str], labels: Iterable[int]) -> None:

@@ -1,9 +1,9 @@
-r"""Benchmark manifests: which sets a benchmark is made of, as data rather than code.
+r"""Benchmark manifests: the YAML files that say which sets a benchmark is made of.
 
-A manifest is one YAML file a benchmark. It holds, for each in-distribution (ID) data set the
-benchmark knows, the image statistics and the sets with their roles, the list file that defines
-each, and how many images it should have. Where the sha256 of a list is known it is recorded too,
-so that a table cannot be made from another version of the list by mistake.
+For each in-distribution (ID) data set that the benchmark knows, a manifest holds the statistics
+of its images, and the sets with their roles: the list file that defines each, and how many images
+it should have. Where the sha256 of a list is known it is recorded too, so that no table is made
+from another version of the list by mistake.
 
 ======================= =========================================================
 role                    meaning
@@ -19,7 +19,6 @@ ood_val                 OOD images for validation, used on explicit request only
 
 __all__ = [
     "BENCHMARKS",
-    "ROLES",
     "Download",
     "Manifest",
     "SetSpec",
@@ -27,35 +26,79 @@ __all__ = [
     "load_manifest",
 ]
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
+from typing_extensions import Self
 
 from ..errors import UserError, did_you_mean
+from ..options import Natural, Options, Share, shown
 from ..resources import find, names, read_yaml
-from .digits import SETS
-from .fields import as_mapping, channels, keys_of, name_of, names_of, path_of, shown, typed, whole
+from .builtin import SETS
 
 #: The manifest that each ID data set is evaluated by unless another is named.
 BENCHMARKS = {"digits": "digits", "cifar10": "openood", "cifar100": "openood"}
-ROLES = ("id_train", "id_val", "id_test", "reference", "ood_val", "near", "far", "csid")
-TOP_KEYS = ("title", "note", "get", "size", "images", "lists", "hold_out", "datasets", "ids")
-DATASET_KEYS = ("source", "licence")
-ID_KEYS = ("mean", "std", "sets")
-DOWNLOAD_KEYS = ("dataset", "splits", "path", "first", "subset", "quality")
-SET_KEYS = ("name", "role", "dataset", "list", "count", "sha256", "note", "download", "overlaps")
 # Of these roles a benchmark has one set, of the others several.
 SINGLE = ("id_train", "id_val", "id_test", "ood_val")
-# Of these, no two sets may bear one name, nor that of another row.
+# Of these, no two sets may have the same name, nor that of another row of the table.
 TABLES = ("near", "far", "csid")
 RESERVED = ("id", "all", "nearood", "farood")
-#: The largest side of images, in pixels.
-LARGEST = 4096
+UNWRITABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+# The longest name of a file that common file systems have, in bytes.
+LONGEST = 255
 
 
-@dataclass(frozen=True)
-class Download:
+def _text(holds: Callable[[str], bool], expected: str) -> AfterValidator:
+    r"""Returns the check that a text is on one line and holds to a rule."""
+
+    def check(text: str) -> str:
+        if UNWRITABLE.search(text) or not holds(text):
+            raise PydanticCustomError("text", "Input should be {expected}", {"expected": expected})
+        return text
+
+    return AfterValidator(check)
+
+
+def _is_path(text: str) -> bool:
+    return 0 < max(len(part.encode()) for part in text.split("/")) <= LONGEST
+
+
+def _is_pattern(text: str) -> bool:
+    try:
+        text.format(split="train", index=0, label=0, class_name="a", number=0)
+    except (LookupError, ValueError, AttributeError, TypeError):
+        return False
+    return True
+
+
+def _as_names(values: object) -> object:
+    r"""Turns integers, as which YAML reads names such as `7`, into text."""
+    if not isinstance(values, list):
+        return values
+    return tuple(str(v) if type(v) is int else v for v in values)
+
+
+# With a bound, pydantic also refuses what UTF-8 cannot hold.
+Text = Annotated[str, Field(max_length=10_000)]
+Name = Annotated[str, _text(lambda text: bool(text.strip()), "a name on one line")]
+Names = Annotated[tuple[Name, ...], BeforeValidator(_as_names)]
+FilePath = Annotated[str, _text(_is_path, "the path of a file or folder")]
+ListFolder = Annotated[
+    FilePath,
+    _text(lambda text: not set("{}") & set(text.replace("{id}", "")), "no field but {id}"),
+]
+ImagePattern = Annotated[
+    FilePath, _text(_is_pattern, "a pattern of split, index, label, class_name and number")
+]
+# Less would be zero once divided by; of pixels in [0, 1] no deviation exceeds 1/2.
+Deviation = Annotated[float, Field(ge=1e-6, le=1)]
+
+
+class Download(Options):
     r"""How to lay out a data set that torchvision can download.
 
     Attributes:
@@ -68,80 +111,136 @@ class Download:
         quality: The quality of JPEG files.
     """
 
-    dataset: str
-    splits: tuple[str, ...]
-    path: str
-    first: int = 0
-    subset: str | None = None
-    quality: int = 95
+    dataset: Literal["cifar10", "cifar100", "fashion_mnist", "mnist", "svhn"]
+    splits: Annotated[tuple[Literal["train", "test"], ...], Field(strict=False, min_length=1)]
+    path: ImagePattern
+    first: Natural = 0
+    subset: (
+        Literal["cifar10_val", "cifar10_test", "cifar100_val", "cifar100_test", "cifar100_near"]
+        | None
+    ) = None
+    quality: Annotated[int, Field(ge=1, le=100)] = 95
 
 
-@dataclass(frozen=True)
-class SetSpec:
+class SetSpec(Options):
     r"""What a manifest says about one set.
 
     Attributes:
         name: The name of the set, unique among the sets of its role.
-        role: One of :data:`ROLES`.
+        role: One of the roles above.
         list: The list file, or the `.npy` array; None for an embedded set.
         count: The number of images expected; None if unknown.
-        checksum: The sha256 of the list, see :class:`~ood_osdre.data.lists.ImageList`; None if
+        sha256: The checksum of the list, see :class:`~ood_osdre.data.lists.ImageList`; None if
             unknown.
-        source: Where the images come from.
-        licence: A short licence note.
+        dataset: The data set it is taken from, a key of the manifest's `datasets`.
         note: What else a reader of the table should know.
         download: How to download it; None if only by hand.
         overlaps: For a reference, the OOD sets whose classes or images it contains.
     """
 
-    name: str
-    role: str
-    list: str | None
-    count: int | None = None
-    checksum: str | None = None
-    source: str = ""
-    licence: str = ""
-    note: str = ""
+    name: Name
+    role: Literal["id_train", "id_val", "id_test", "reference", "ood_val", "near", "far", "csid"]
+    list: FilePath | None = None
+    count: Annotated[int, Field(ge=1, le=10**9)] | None = None
+    sha256: str | None = None
+    dataset: str | None = None
+    note: Text = ""
     download: Download | None = None
-    overlaps: tuple[str, ...] = ()
+    overlaps: Names = ()
+
+    def __str__(self) -> str:
+        return f"{self.role} {self.name}"
 
 
-@dataclass(frozen=True)
-class Manifest:
-    r"""A benchmark for one ID data set.
+class DataSet(Options):
+    r"""Where images come from, and a short note on their licence."""
+
+    source: Text = ""
+    licence: Text = ""
+
+
+class IdSets(Options):
+    r"""What a manifest says of one ID data set.
 
     Attributes:
-        name: The name of the manifest file, without suffix.
-        title: The title of its tables.
-        note: What a reader of the tables should know.
-        id_name: The name of the ID data set.
-        size: The side :math:`S` of the images, in pixels.
-        mean: The mean of each ID channel, for images in :math:`[0, 1]`.
+        mean: The mean of each ID channel, for pixels in :math:`[0, 1]`.
         std: The standard deviation of each ID channel.
         sets: Every set of the benchmark.
+    """
+
+    mean: Annotated[tuple[Share, Share, Share], Field(strict=False)]
+    std: Annotated[tuple[Deviation, Deviation, Deviation], Field(strict=False)]
+    sets: Annotated[tuple[SetSpec, ...], Field(strict=False, min_length=1)]
+
+
+class ManifestFile(Options):
+    r"""The content of a manifest file.
+
+    Attributes:
+        title: The title of its tables.
+        ids: The ID data sets, by name.
+        datasets: The data sets that images come from, by name.
+        note: What a reader of the tables should know.
         get: How to get the data.
+        size: The side :math:`S` of the images, in pixels.
         images: The folder of images below the data root.
-        lists: The folder of lists below the data root.
+        lists: The folder of lists below the data root, in which `{id}` is the ID data set.
         hold_out: The reference classes held out for validation; empty to draw them.
     """
 
+    title: Text
+    ids: Annotated[dict[str, IdSets], Field(min_length=1)]
+    datasets: dict[str, DataSet] = Field(default_factory=dict)
+    note: Text = ""
+    get: Text = ""
+    size: Annotated[int, Field(ge=1, le=4096)] = 32
+    images: FilePath = "images_classic"
+    lists: ListFolder = "benchmark_imglist/{id}"
+    hold_out: Names = ()
+
+    @model_validator(mode="after")
+    def _check_sets(self) -> Self:
+        for id_name, entry in self.ids.items():
+            for i, spec in enumerate(entry.sets):
+                if mistake := next(self._mistakes(id_name, entry.sets[:i], spec), None):
+                    raise ValueError(f"ids.{id_name}.sets[{i}].{mistake}")
+        return self
+
+    def _mistakes(self, id_name: str, before: tuple[SetSpec, ...], spec: SetSpec) -> Iterator[str]:
+        r"""Yields what is wrong with a set, given those before it."""
+        if spec.dataset is not None and spec.dataset not in self.datasets:
+            near = did_you_mean(spec.dataset[:80], self.datasets)
+            yield f"dataset: got {shown(spec.dataset)}{near}, expected a key of datasets"
+        # The rows of a table have their set's name, so near and far names must differ too.
+        in_table = spec.role in TABLES
+        taken = {s.name for s in before if s.role in (TABLES if in_table else (spec.role,))}
+        is_reserved = spec.name.split(" ")[0] in RESERVED or spec.name == f"{id_name}_test"
+        if spec.name in taken or (in_table and is_reserved):
+            yield f"name: got {shown(spec.name)}, expected one that no other set or row has"
+        if spec.role in SINGLE and any(s.role == spec.role for s in before):
+            yield f"role: got a second set of role {spec.role}, expected one"
+        # Only the embedded benchmark, all of it, does without lists.
+        sets = self.ids[id_name].sets
+        is_embedded = {(s.role, s.name) for s in sets} == set(SETS) and id_name == "digits"
+        if spec.list is None and not (is_embedded and all(s.list is None for s in sets)):
+            yield f"list: got none for the {spec}, expected a list file or .npy array"
+
+
+class Manifest(ManifestFile, IdSets):
+    r"""A benchmark for one ID data set: a manifest file, and the part of this ID data set.
+
+    Attributes:
+        name: The name of the manifest file, without suffix.
+        id_name: The name of the ID data set.
+    """
+
     name: str
-    title: str
-    note: str
     id_name: str
-    size: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    sets: tuple[SetSpec, ...]
-    get: str = ""
-    images: str = "images_classic"
-    lists: str = "benchmark_imglist"
-    hold_out: tuple[str, ...] = ()
 
     @property
     def is_embedded(self) -> bool:
         r"""Whether the sets come with the package rather than from a data root."""
-        return bool(self.sets) and all(s.list is None for s in self.sets)
+        return all(s.list is None for s in self.sets)
 
     def role(self, role: str) -> tuple[SetSpec, ...]:
         r"""Returns the sets of a role, in the order of the file."""
@@ -150,7 +249,8 @@ class Manifest:
     def path(self, spec: SetSpec, data_root: Path) -> Path:
         r"""Returns the path of a set's list, or of its array, below a data root."""
         assert spec.list is not None, f"{spec.name} is embedded"
-        return data_root / ("" if spec.list.endswith(".npy") else self.lists) / spec.list
+        folder = "" if spec.list.endswith(".npy") else self.lists.replace("{id}", self.id_name)
+        return data_root / folder / spec.list
 
 
 def benchmark_names(id_name: str | None = None) -> list[str]:
@@ -170,139 +270,14 @@ def load_manifest(name: str | Path, id_name: str) -> Manifest:
     Arguments:
         name: The name of a known manifest, or the path of a file.
         id_name: The ID data set, a key of the manifest's `ids`.
+
+    Raises:
+        UserError: If there is no such file or ID data set, or a key is unknown or wrong.
     """
     path = find("data_manifests", str(name))
-
-    top = keys_of(_read(path), TOP_KEYS, f"{path}", required=("title", "ids"))
-    ids = as_mapping(top["ids"], f"{path}: ids")
-    if id_name not in ids:
-        known = [str(key)[:80] for key in ids]
-        raise UserError(
-            f"{path}: no ID data set {id_name!r}{did_you_mean(id_name, known)}; "
-            f"known: {', '.join(known[:20])}"
-        )
-
-    where = f"{path}: ids.{id_name}"
-    entry = keys_of(ids[id_name], ID_KEYS, where, required=ID_KEYS)
-    datasets = {
-        key: keys_of(value, DATASET_KEYS, f"{path}: datasets.{key}")
-        for key, value in as_mapping(top.get("datasets", {}), f"{path}: datasets").items()
-    }
-    sets = tuple(
-        _set(s, datasets, f"{where}.sets[{i}]")
-        for i, s in enumerate(typed(entry, "sets", list, where, []))
-    )
-    _check_sets(sets, id_name, where)
-
-    return Manifest(
-        name=path.stem,
-        title=typed(top, "title", str, f"{path}", ""),
-        note=typed(top, "note", str, f"{path}", "").strip(),
-        id_name=id_name,
-        size=whole(top, "size", f"{path}", 32, 1, LARGEST),
-        mean=channels(entry, "mean", where),
-        std=channels(entry, "std", where),
-        sets=sets,
-        get=typed(top, "get", str, f"{path}", "").strip(),
-        images=path_of(top, "images", f"{path}", "images_classic"),
-        lists=_lists(top, f"{path}", id_name),
-        hold_out=names_of(top, "hold_out", f"{path}"),
-    )
-
-
-def _read(path: Path) -> object:
-    try:
-        return read_yaml(path)
-    except RecursionError:
-        raise UserError(f"{path}: nested too deeply, expected a manifest") from None
-
-
-def _lists(top: Mapping[str, Any], where: str, id_name: str) -> str:
-    pattern = path_of(top, "lists", where, "benchmark_imglist/{id}")
-    lists = pattern.replace("{id}", id_name)
-    if "{" in lists or "}" in lists:
-        raise UserError(f"{where}: lists is {shown(pattern)}, expected no field but {{id}}")
-    return lists
-
-
-def _set(content: object, datasets: Mapping[str, Mapping[str, Any]], where: str) -> SetSpec:
-    entry = keys_of(content, SET_KEYS, where, required=("name", "role"))
-
-    role = typed(entry, "role", str, where, "")
-    if role not in ROLES:
-        raise UserError(
-            f"{where}: role {shown(role)}{did_you_mean(role[:80], ROLES)}; one of {ROLES}"
-        )
-
-    dataset = typed(entry, "dataset", str, where, None)
-    if dataset is not None and dataset not in datasets:
-        raise UserError(
-            f"{where}: no dataset {shown(dataset)}{did_you_mean(dataset[:80], map(str, datasets))}"
-        )
-
-    about = datasets[dataset] if dataset is not None else {}
-
-    return SetSpec(
-        name=name_of(entry, "name", where),
-        role=role,
-        list=path_of(entry, "list", where, None),
-        count=whole(entry, "count", where, None, 1, 10**9),
-        checksum=typed(entry, "sha256", str, where, None),
-        source=typed(about, "source", str, where, ""),
-        licence=typed(about, "licence", str, where, ""),
-        note=typed(entry, "note", str, where, ""),
-        download=_download(entry["download"], f"{where}.download")
-        if "download" in entry
-        else None,
-        overlaps=names_of(entry, "overlaps", where),
-    )
-
-
-def _download(content: object, where: str) -> Download:
-    entry = keys_of(content, DOWNLOAD_KEYS, where, required=("dataset", "splits", "path"))
-
-    return Download(
-        dataset=typed(entry, "dataset", str, where, ""),
-        splits=names_of(entry, "splits", where),
-        path=_pattern(entry, where),
-        first=whole(entry, "first", where, 0, 0, 10**9),
-        subset=typed(entry, "subset", str, where, None),
-        quality=whole(entry, "quality", where, 95, 1, 100),
-    )
-
-
-def _pattern(entry: Mapping[str, Any], where: str) -> str:
-    pattern = path_of(entry, "path", where, "")
-    fields = {"split": "train", "index": 0, "label": 0, "class_name": "a", "number": 0}
-    try:
-        pattern.format(**fields)
-    except (LookupError, ValueError, AttributeError, TypeError):
-        known = ", ".join(fields)
-        raise UserError(
-            f"{where}: path is {shown(pattern)}, expected a pattern with the fields {known}"
-        ) from None
-    return pattern
-
-
-def _check_sets(sets: Collection[SetSpec], id_name: str, where: str) -> None:
-    if not sets:
-        raise UserError(f"{where}: sets is empty, expected the sets of the benchmark")
-    seen: set[tuple[str, str]] = set()
-    for spec in sets:
-        # A table's rows go by their name, so near and far names may not meet either.
-        key = ("ood" if spec.role in TABLES else spec.role, spec.name)
-        if key in seen:
-            raise UserError(f"{where}: two sets are named {spec.name!r} ({spec.role})")
-        if spec.role in SINGLE and any(role == spec.role for role, _ in seen):
-            raise UserError(f"{where}: {spec.name!r} is a second set of role {spec.role}")
-        is_reserved = spec.name.split(" ")[0] in RESERVED or spec.name == f"{id_name}_test"
-        if spec.role in TABLES and is_reserved:
-            raise UserError(f"{where}: the {spec.role} set {spec.name!r} has another row's name")
-        seen.add(key)
-
-    # Only the embedded benchmark, all of it, does without lists.
-    is_embedded = id_name == "digits" and {(s.role, s.name) for s in sets} == set(SETS)
-    without = [s for s in sets if s.list is None]
-    if without and not (is_embedded and len(without) == len(sets)):
-        spec = without[0]
-        raise UserError(f"{where}: the {spec.role} set {spec.name!r} has no list, expected one")
+    file = ManifestFile.of(read_yaml(path), str(path))
+    if id_name not in file.ids:
+        known = ", ".join(map(shown, list(file.ids)[:20]))
+        near = did_you_mean(id_name, file.ids)
+        raise UserError(f"{path}: ids: got {id_name!r}{near}, expected one of {known}.")
+    return Manifest(**dict(file), **dict(file.ids[id_name]), name=path.stem, id_name=id_name)

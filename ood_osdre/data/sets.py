@@ -1,21 +1,31 @@
-r"""Labelled images in memory, or mapped from disk.
+r"""Labelled images in memory, or mapped from disk: splits of them, and what two sets share.
 
-Which images, or vectors, two sets share, by their content.
+Items that two sets share are found by content. A fingerprint is a hash of 64 bits: among a
+million items two different ones agree with a probability of 3e-8. A copy that was re-encoded,
+resized or augmented is another item.
 
-A fingerprint is a hash of 64 bits: among a million items two different ones agree with a
-probability of 3e-8. A copy that was re-encoded, resized or augmented is another item.
+No test image may choose a model. Validation therefore compares ID images with *reference* images
+of classes that training never sees: ten held-out class folders where the reference has classes,
+else a held-out tenth.
 """
 
-__all__ = ["ImageSet", "count_shared", "fingerprints", "shared_images"]
+__all__ = [
+    "ImageSet",
+    "count_shared",
+    "fingerprints",
+    "group_of",
+    "hold_out_reference",
+]
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from ..errors import UserError
 
 PLAIN_FOLDERS = frozenset({"images", "train", "val", "test", ""})
 
@@ -35,14 +45,13 @@ class ImageSet:
     names: list[str]
 
     def __post_init__(self) -> None:
-        n = len(self.images)
-        if self.images.dtype != np.uint8 or self.images.ndim != 4 or self.images.shape[3] != 3:
+        x, n = self.images, len(self.images)
+        is_rgb = x.dtype == np.uint8 and x.ndim == 4 and x.shape[3] == 3
+        if not is_rgb or self.labels.shape != (n,) or len(self.names) != n:
             raise ValueError(
-                f"images must be uint8 with shape (N, H, W, 3); "
-                f"found {self.images.dtype} {self.images.shape}"
+                f"image set: got {x.dtype} {x.shape}, labels {self.labels.shape} and "
+                f"{len(self.names)} names, expected uint8 (N, H, W, 3), labels (N,) and N names."
             )
-        if self.labels.shape != (n,) or len(self.names) != n:
-            raise ValueError(f"{n} images, {len(self.labels)} labels, {len(self.names)} names")
 
     @classmethod
     def empty(cls, size: int) -> "ImageSet":
@@ -68,15 +77,9 @@ class ImageSet:
             indices: Indices, or a mask with shape :math:`(N)`.
         """
         picked = np.asarray(indices)
-        if picked.dtype == bool:
-            picked = np.flatnonzero(picked)
-        picked = picked.astype(np.intp)
-
-        return ImageSet(
-            np.asarray(self.images[picked]),
-            self.labels[picked],
-            [self.names[i] for i in picked],
-        )
+        picked = (np.flatnonzero(picked) if picked.dtype == bool else picked).astype(np.intp)
+        names = [self.names[i] for i in picked]
+        return ImageSet(np.asarray(self.images[picked]), self.labels[picked], names)
 
 
 def group_of(name: str) -> str:
@@ -85,10 +88,6 @@ def group_of(name: str) -> str:
         if folder not in PLAIN_FOLDERS:
             return folder
     return ""
-
-
-# Sets of these roles must not meet one another, nor those of any other role. OOD sets may.
-EXCLUSIVE = ("id_train", "id_val", "id_test", "reference")
 
 
 def fingerprints(items: NDArray[Any]) -> NDArray[np.int64]:
@@ -133,20 +132,42 @@ def count_shared(items: NDArray[np.int64], others: NDArray[np.int64]) -> int:
     return int(np.isin(items, others).sum())
 
 
-def shared_images(
-    sets: Mapping[tuple[str, str], ImageSet],
-) -> Iterator[tuple[tuple[str, str], tuple[str, str], int]]:
-    r"""Yields the sets of a benchmark that share images which they should not.
+def hold_out_reference(
+    reference: ImageSet,
+    classes: int | Sequence[str] = 10,
+    fraction: float = 0.1,
+    seed: int = 0,
+) -> tuple[ImageSet, ImageSet]:
+    r"""Splits a reference into a part for training and a part for validation.
 
     Arguments:
-        sets: The sets, by role and name.
+        reference: The reference.
+        classes: The names of classes to hold out; or how many, if there are twice as many.
+        fraction: Else the fraction of images to hold out.
+        seed: The seed of the split.
 
-    Yields:
-        The role and name of a set, those of another, and how many images of the latter are in the
-        former too.
+    Returns:
+        The images for training and for validation.
+
+    Raises:
+        UserError: If a class is unknown, or one part would have no images.
     """
-    marks = {key: fingerprints(images.images) for key, images in sets.items()}
-    for one, other in combinations(marks, 2):
-        exclusive = one[0] in EXCLUSIVE or other[0] in EXCLUSIVE
-        if exclusive and (count := count_shared(marks[other], marks[one])):
-            yield one, other, count
+    rng = np.random.default_rng(seed)
+    groups = np.asarray(reference.groups)
+    names = sorted(set(groups.tolist()) - {""})
+    if isinstance(classes, int):
+        count = classes if len(names) >= 2 * classes else 0
+        held = rng.choice(np.asarray(names, dtype=np.str_), count, replace=False).tolist()
+    else:
+        held = list(classes)
+
+    mask = np.isin(groups, held)
+    if not held:
+        size = round(fraction * len(reference))
+        mask[rng.choice(len(reference), size, replace=False)] = True
+    if mask.all() or not mask.any() or not set(held) <= set(names):
+        raise UserError(
+            f"reference: {len(reference)} images with {len(held)} classes held out cannot be split "
+            "into a part for training and a part for validation, both with images"
+        )
+    return reference.subset(~mask), reference.subset(mask)

@@ -15,7 +15,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from ..data.standardise import Preprocess, Standardise, check_statistics
+from ..data.standardise import Standardise, Standardiser, check_statistics
 from ..errors import UserError
 from ..models.bases import RBFBasis
 from ..models.guards import check_features
@@ -75,7 +75,7 @@ class Head(NamedTuple):
     """
 
     ratio: RatioModel
-    standardise: Preprocess
+    standardise: Standardiser
     history: list[dict[str, float]]
     seconds: float
 

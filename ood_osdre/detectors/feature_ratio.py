@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..data.standardise import Preprocess, Standardise, check_statistics
+from ..data.standardise import Standardise, Standardiser, check_statistics
 from ..errors import UserError
 from ..models.frozen import Features, KnownNetwork, collect_features, device_of, extract_features
 from ..models.guards import check_features, check_log_ratios
@@ -65,7 +65,7 @@ class FeatureRatio:
         #: The network that the features came from; None if that is not recorded.
         self.known: KnownNetwork | None = None
         self.ratio: RatioModel | None = None
-        self.standardise: Preprocess | None = None
+        self.standardise: Standardiser | None = None
         self.history: list[dict[str, float]] = []
         self.seconds = 0.0
 

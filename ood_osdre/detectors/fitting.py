@@ -23,7 +23,7 @@ from torch import nn
 
 from ..config import Config
 from ..data import ImageSet, hold_out_reference
-from ..data.inputs import Chunk
+from ..data.inputs import Samples
 from ..data.sets import count_shared, fingerprints
 from ..data.standardise import Preprocess, Standardise
 from ..errors import UserError
@@ -60,7 +60,7 @@ class Problem:
     """
 
     def __init__(
-        self, config: Config, id_data: Chunk, reference: Chunk, device: torch.device
+        self, config: Config, id_data: Samples, reference: Samples, device: torch.device
     ) -> None:
         if id_data.values.shape[1:] != reference.values.shape[1:]:
             raise UserError(
@@ -193,7 +193,7 @@ class Problem:
         return validate
 
 
-def _classes(id_data: Chunk) -> int:
+def _classes(id_data: Samples) -> int:
     r"""Returns the number of ID classes, 0 without labels."""
     labels, count = id_data.labels, len(id_data.values)
     if labels.shape != (count,):
@@ -214,7 +214,7 @@ def _classes(id_data: Chunk) -> int:
     return int(labels.max()) + 1
 
 
-def _inspect(id_data: Chunk, reference: Chunk) -> tuple[NDArray[np.int64], dict[str, str]]:
+def _inspect(id_data: Samples, reference: Samples) -> tuple[NDArray[np.int64], dict[str, str]]:
     r"""Returns the fingerprints and checksums of both sets; warns if they share items."""
     marks = [fingerprints(chunk.values) for chunk in (id_data, reference)]
     if shared := count_shared(marks[1], marks[0]):
@@ -233,27 +233,27 @@ def _inspect(id_data: Chunk, reference: Chunk) -> tuple[NDArray[np.int64], dict[
     return np.unique(np.concatenate(marks)), dict(zip(("id", "reference"), sums, strict=True))
 
 
-def _pick(chunk: Chunk, indices: NDArray[np.intp]) -> Chunk:
+def _pick(chunk: Samples, indices: NDArray[np.intp]) -> Samples:
     indices = np.sort(indices)
-    return Chunk(
+    return Samples(
         chunk.values[indices], chunk.labels[indices], [chunk.names[int(i)] for i in indices]
     )
 
 
-def _images(chunk: Chunk) -> ImageSet:
+def _images(chunk: Samples) -> ImageSet:
     return ImageSet(chunk.values, chunk.labels, chunk.names)
 
 
-def _split(reference: Chunk, seed: int) -> tuple[Chunk, Chunk]:
+def _split(reference: Samples, seed: int) -> tuple[Samples, Samples]:
     r"""Holds classes of reference images out, or a part of them."""
     count = len(reference.values)
     fraction = max(HELD_OUT, 1 / count)
     parts = hold_out_reference(_images(reference), fraction=fraction, seed=seed)
-    train, near = (Chunk(part.images, part.labels, part.names) for part in parts)
+    train, near = (Samples(part.images, part.labels, part.names) for part in parts)
     return train, near
 
 
-def _halve(reference: Chunk, rng: np.random.Generator) -> tuple[Chunk, Chunk]:
+def _halve(reference: Samples, rng: np.random.Generator) -> tuple[Samples, Samples]:
     order = rng.permutation(len(reference.values))
     held = max(1, round(HELD_OUT * len(order)))
     return _pick(reference, order[held:]), _pick(reference, order[:held])

@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from ..config import Config, load_config
-from ..data.inputs import Chunk, read, read_chunks
+from ..data.inputs import Samples, read, read_pieces
 from ..data.sets import count_shared, fingerprints
 from ..errors import UserError
 from ..evaluation.calibration import SplitConformal
@@ -191,7 +191,7 @@ class OneStepDetector:
                 score is NaN or infinite.
         """
         scorer = self._get_scorer("score")
-        parts = [self._score(scorer, chunk) for chunk in read_chunks(x, self.size, "input")]
+        parts = [self._score(scorer, chunk) for chunk in read_pieces(x, self.size, "input")]
         if not parts:
             raise UserError("input: empty, expected at least one image or vector.")
         return np.concatenate(parts)
@@ -221,7 +221,7 @@ class OneStepDetector:
             raise ValueError(f"'seen' should be 'refuse' or 'warn', got {seen!r}.")
         scorer = self._get_scorer("calibrate")
         scores, marks = [], []
-        for chunk in read_chunks(id_data, self.size, "calibration data"):
+        for chunk in read_pieces(id_data, self.size, "calibration data"):
             scores.append(self._score(scorer, chunk))
             marks.append(fingerprints(chunk.values))
         if not scores:
@@ -330,7 +330,7 @@ class OneStepDetector:
             )
         return self.conformal
 
-    def _score(self, scorer: Scorer, chunk: Chunk) -> NDArray[np.float32]:
+    def _score(self, scorer: Scorer, chunk: Samples) -> NDArray[np.float32]:
         shape = chunk.values.shape[1:]
         if shape != scorer.shape:
             raise UserError(f"input: items of shape {shape}, expected {scorer.shape} as in fit.")

@@ -2,7 +2,7 @@ r"""Scoring image sets, validation without test data, and the evaluation of a be
 
 **Selection never sees test OOD.** A checkpoint is chosen by ID validation images against two
 kinds of images that no table reports. *Near* are classes of the reference that are held out of
-training. *Far* is synthetic validation OOD, which :mod:`ood_osdre.data.synthetic` makes. The mean
+training. *Far* is synthetic validation OOD, which :mod:`ood_osdre.data.builtin` makes. The mean
 of the two AUROCs is `val_auroc`. OOD validation lists join only on request, and then the run
 record says so.
 """
@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from ..data import BenchmarkData, ImageSet
-from ..data.standardise import Preprocess
-from ..data.synthetic import development_sets
+from ..data.builtin import synthetic_ood
+from ..data.standardise import Standardiser
 from ..errors import UserError
 from ..models.classifier import Classifier
 from ..models.ratio import RatioModel
@@ -44,7 +44,7 @@ Images = NDArray[np.uint8]
 def score_images(
     model: RatioModel,
     images: Images,
-    preprocess: Preprocess,
+    preprocess: Standardiser,
     batch_size: int = 512,
     bar: tqdm | None = None,
 ) -> tuple[NDArray[np.float32], NDArray[np.int64] | None]:
@@ -106,7 +106,7 @@ class Validation:
         self,
         id_val: ImageSet,
         near: ImageSet,
-        preprocess: Preprocess,
+        preprocess: Standardiser,
         batch_size: int = 512,
         limit: int | None = None,
         ood_val: ImageSet | None = None,
@@ -119,7 +119,7 @@ class Validation:
         self.near = {"near": _thinned(near, limit or 2 * size).images}
         if ood_val is not None:
             self.near["ood_val"] = _thinned(ood_val, limit).images
-        self.far = development_sets(self.id_val.images, size)
+        self.far = synthetic_ood(self.id_val.images, size)
 
     def __call__(self, model: RatioModel) -> dict[str, float]:
         r"""Returns the validation numbers of a model."""
@@ -183,7 +183,7 @@ class Evaluation:
 def evaluate_benchmark(
     model: RatioModel,
     data: BenchmarkData,
-    preprocess: Preprocess,
+    preprocess: Standardiser,
     batch_size: int = 512,
     progress: bool = True,
 ) -> Evaluation:
@@ -214,7 +214,7 @@ def evaluate_benchmark(
 
 
 def configured(
-    model: RatioModel, options: EvaluationConfig, id_train: ImageSet, preprocess: Preprocess
+    model: RatioModel, options: EvaluationConfig, id_train: ImageSet, preprocess: Standardiser
 ) -> RatioModel:
     r"""Returns a copy of a model, folded, that scores as the options say.
 
@@ -250,7 +250,7 @@ def check_neighbours(model: RatioModel, id_train: ImageSet) -> None:
 
 
 def _fit_neighbours(
-    model: RatioModel, id_train: ImageSet, preprocess: Preprocess, batch_size: int
+    model: RatioModel, id_train: ImageSet, preprocess: Standardiser, batch_size: int
 ) -> None:
     r"""Gives a classifier with the score `knn` the ID training features; leaves others alone."""
     if isinstance(model, Classifier) and model.score == "knn":

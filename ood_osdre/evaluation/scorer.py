@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from ..config import Config
-from ..data.standardise import Preprocess, Standardise, check_statistics
+from ..data.standardise import Preprocess, Standardise, Standardiser, check_statistics
 from ..errors import UserError
 from ..models.build import build_untrained
 from ..models.ratio import RatioModel
@@ -38,7 +38,7 @@ class TrainedModel(NamedTuple):
     """
 
     ratio: RatioModel
-    preprocess: Preprocess
+    preprocess: Standardiser
     metadata: Mapping[str, Any]
     digest: str = ""
 
@@ -55,7 +55,7 @@ class Scorer:
     """
 
     ratio: RatioModel
-    preprocess: Preprocess
+    preprocess: Standardiser
     metadata: Mapping[str, Any]
     parameters: int
 

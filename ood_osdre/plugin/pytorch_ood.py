@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from ..data.inputs import SLACK
-from ..data.standardise import Preprocess
+from ..data.images import SLACK
+from ..data.standardise import Standardiser
 from ..detectors.feature_ratio import FeatureRatio, FeatureRatioOptions
 from ..detectors.one_step import OneStepDetector
 from ..errors import UserError
@@ -89,7 +89,7 @@ class OneStepRatioDetector(Detector):
         _require()
         super().__init__()
         self.ratio: nn.Module | None = None
-        self.preprocess: Preprocess | None = None
+        self.preprocess: Standardiser | None = None
         self.shape: tuple[int, ...] | None = None
         self._detector: OneStepDetector | None = None
         if isinstance(model, OneStepDetector):

@@ -30,9 +30,9 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from ..data.augment import Randomness, broaden, flip_crop
 from ..data.sets import ImageSet
 from ..data.standardise import Preprocess, Standardise
+from ..data.transforms import Randomness, broaden, flip_crop
 from ..errors import UserError
 from ..objectives import Batch
 from ..paths.gaussian import Moments

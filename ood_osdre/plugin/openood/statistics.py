@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...data.standardise import Preprocess
+from ...data.standardise import Standardiser
 from ...errors import UserError
 from .loaders import images_of, normalisation_of, view_of
 from .options import PostprocessorOptions, Statistics
@@ -70,7 +70,7 @@ def is_close(a: Statistics, b: Statistics) -> bool:
     )
 
 
-def renormalised(x: Tensor, host: Statistics, own: Preprocess) -> Tensor:
+def renormalised(x: Tensor, host: Statistics, own: Standardiser) -> Tensor:
     r"""Normalises the host's images again, with the statistics of a model.
 
     Arguments:

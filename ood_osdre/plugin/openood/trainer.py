@@ -21,8 +21,8 @@ from torch import Generator, Tensor, nn
 from tqdm import tqdm
 
 from ...config import Config, override_config
-from ...data.augment import Randomness, flip_crop
 from ...data.standardise import Preprocess
+from ...data.transforms import Randomness, flip_crop
 from ...errors import UserError
 from ...models.frozen import device_of
 from ...objectives.build import prepare_objective

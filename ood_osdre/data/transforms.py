@@ -67,9 +67,8 @@ def broaden(images: Tensor, random: Randomness) -> Tensor:
     r"""Transforms every image by one of :data:`BROADENINGS`.
 
     Each family gets its equal share of the batch, whose images should be in random order, and the
-    families take turns at random at the shares that are larger by one. The families were chosen
-    to differ from the development sets of :mod:`ood_osdre.data.synthetic`, which select the
-    model.
+    families take turns at random at the shares that are larger by one. No family is one of the
+    synthetic validation OOD of :mod:`ood_osdre.data.builtin`, which selects the model.
 
     Arguments:
         images: Images in :math:`[0, 1]`, with shape :math:`(B, C, H, W)`.
