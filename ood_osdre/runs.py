@@ -71,15 +71,7 @@ def train_run(
     preprocess = Preprocess(manifest.mean, manifest.std, device)
     classes = int(data.id_train.labels.max()) + 1
     reference, near = data.split_reference()
-    metadata = {  # how to build the model again, and on what it was trained
-        "config": config.to_dict(),
-        "classes": classes,
-        "mean": list(manifest.mean),
-        "std": list(manifest.std),
-        "size": manifest.size,
-        "reference": data.reference_name,
-        **identity(data, trained=True),
-    }
+    metadata = _metadata(config, data, classes)
     model = build_ratio(config, classes).to(device)
     check_neighbours(model, data.id_train)
     validation = Validation(
@@ -200,6 +192,19 @@ def finished_table(folder: Path, config: Config, data: BenchmarkData) -> Metrics
         parameters=record.parameters,
         reference=record.reference,
     )
+
+
+def _metadata(config: Config, data: BenchmarkData, classes: int) -> dict[str, Any]:
+    r"""Returns what is stored with the model: how to build it again, on what it was trained."""
+    return {
+        "config": config.to_dict(),
+        "classes": classes,
+        "mean": list(data.manifest.mean),
+        "std": list(data.manifest.std),
+        "size": data.manifest.size,
+        "reference": data.reference_name,
+        **identity(data, trained=True),
+    }
 
 
 def _table(scores: Scores, data: BenchmarkData, config: Config, **facts: Any) -> MetricsTable:  # noqa: ANN401
