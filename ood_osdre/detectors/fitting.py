@@ -38,7 +38,7 @@ from ..files import sweep
 from ..models.ratio import RatioModel
 from ..options import shown
 from ..training.batches import Batches, ImageBatches, VectorBatches
-from ..training.run import MODEL, STATE, locked, holds
+from ..training.run import MODEL, STATE, holds, locked
 from ..training.trainer import Outcome, Validate
 
 # The share of ID data, and of a reference without classes, that selects the model.
@@ -142,7 +142,10 @@ def _vector_batches(
 ) -> Parts:
     for name in ("broaden", "mixture"):
         if getattr(config.data, name):
-            raise UserError(f"data.{name}: transforms images, expected 0 for vectors.")
+            raise UserError(
+                f"data.{name}: transforms images, expected 0 for vectors; they take the "
+                "configuration {'network': {'kind': 'mlp'}}."
+            )
     training, rng = config.training, np.random.default_rng(config.training.seed)
     train, val = _hold_out(len(id_data.values), rng)
     reference_train, reference_val = _hold_out(len(reference.values), rng)
@@ -234,7 +237,7 @@ def class_labels(labels: ArrayLike | Tensor) -> NDArray[np.int64]:
     if wrong.size:
         raise UserError(
             f"labels: {wrong.size} of {array.size} are no class index, the first is "
-            f"{shown(wrong[0])}; expected class indices from 0, or -1 for none."
+            f"{shown(wrong.tolist()[0])}; expected class indices from 0, or -1 for none."
         )
     return array.astype(np.int64)
 

@@ -245,8 +245,8 @@ def _pooled(outputs: Sequence[object], what: str) -> Tensor:
     if not isinstance(features, Tensor) or features.ndim not in (2, 3, 4):
         found = [tuple(o.shape) if isinstance(o, Tensor) else type(o).__name__ for o in outputs]
         raise UserError(
-            f"{what}: got {len(outputs)} outputs {found} for features, expected one tensor with "
-            "shape (B, F), (B, F, H, W) or (B, N, F)."
+            f"{what}: got {found} for features, expected one tensor with shape (B, F), "
+            "(B, F, H, W) or (B, N, F)."
         )
     if features.ndim > 2:
         features = features.mean(dim=(2, 3) if features.ndim == 4 else 1)
