@@ -62,12 +62,10 @@ def test_pytorch_ood_refuses_what_is_no_input(run: Path) -> None:
     not_images = [torch.rand(4, 3, 64, 64), torch.rand(4, 3, 16, 16), torch.rand(4, 3, 32, 40)]
     not_images += [pixels[:, :1], pixels[0], pixels[:0], pixels.permute(0, 2, 3, 1)]
     for x in not_images:
-        with refused(
-            r"x: got .*, expected finite floats of shape \(B, 3, 32, 32\) as in training"
-        ):
+        with refused(r"x: got .*, expected finite floats of shape \(B, 3, 32, 32\), not empty"):
             images.predict(x)
     for x in (torch.zeros(2, 1), torch.zeros(2, 3), torch.zeros(8), torch.zeros(0, 8)):
-        with refused(r"x: got .*, expected finite floats of shape \(B, 8\) as in training"):
+        with refused(r"x: got .*, expected finite floats of shape \(B, 8\), not empty"):
             rows.predict(x)
     for x, name in ((torch.ones_like(pixels).byte(), "uint8"), (pixels > 0.5, "bool")):
         with refused(f"x: got {name} .*, expected finite floats"):
@@ -160,7 +158,7 @@ def test_openood_refuses_images_unlike_those_of_training(mode: str, run: Path) -
     net = OSDRENet.load(run) if mode == "network" else HostNet()
     for x in (noise(2, 0, 64), noise(2, 0, 16), noise(2, 0, 32)[:, :1], noise(1, 0, 32)[0]):
         with refused(
-            r"images: got .*, expected finite floats of shape \(B, 3, 32, 32\) as in training"
+            r"images: got .*, expected finite floats of shape \(B, 3, 32, 32\), not empty"
         ):
             postprocessor.postprocess(net, x)
     with refused("images: got uint8 .*, expected finite floats"):

@@ -92,9 +92,9 @@ def check_features(features: object, count: int | None, what: str = "features") 
         UserError: If they are empty, of another shape, complex, or not finite in single precision.
     """
     if isinstance(features, Tensor):
-        count = count or features.shape[-1:].numel()
+        count = count or max(features.shape[-1:].numel(), 1)
         features = features if features.is_complex() else features.detach().float()
-    return check_inputs(features, (count or 0,), what)
+    return check_inputs(features, (count or 1,), what)
 
 
 def train_head(

@@ -220,9 +220,7 @@ def check_inputs(x: object, shape: tuple[int, ...] | None, what: str = "x") -> T
         if bad:
             found = f"{bad} of {len(x)} inputs hold NaN or infinity"
         one = "..." if shape is None else ", ".join(map(str, shape))
-        raise UserError(
-            f"{what}: {found}, expected finite floats of shape (B, {one}) as in training."
-        )
+        raise UserError(f"{what}: {found}, expected finite floats of shape (B, {one}), not empty.")
     return x
 
 
