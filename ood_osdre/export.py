@@ -6,13 +6,14 @@ r"""Exports the folded scorer, preprocessing inside, to a file that needs none o
 The file maps uint8 images `images`, with shape (B, H, W, 3) and any B, to `log_ratio`, with shape
 (B), in nats (larger = more ID), and, if the network has a class head, to `logits`. Before it is
 written, each of them is compared with the original on random images: the largest difference may
-be 1e-4 of its spread. A `.pt2` file is a program for :func:`torch.export.load`; an `.onnx` file runs
-wherever ONNX does, and making one needs the packages of the extra `export`.
+be 1e-4 of its spread. A `.pt2` file is a program for :func:`torch.export.load`; an `.onnx` file
+runs wherever ONNX does, and making one needs the packages of the extra `export`.
 """
 
 __all__ = ["DeployedScorer", "export_scorer"]
 
 import argparse
+import copy
 import io
 import sys
 import warnings
@@ -26,15 +27,18 @@ from torch import Tensor, nn
 from .errors import UserError, exit_status
 from .evaluation.scorer import Scorer, load_scorer
 from .files import atomic_path
+from .models.ratio import FoldedRatio
 
 # The largest difference from the original, as a share of an output's standard deviation.
 TOLERANCE = 1e-4
 OUTPUTS = ("log_ratio", "logits")
 SAMPLES = 64
+# What writes an ONNX file and runs it.
+PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
 
 class DeployedScorer(nn.Module):
-    r"""A folded scorer from stored images to log-ratios, all of it one module.
+    r"""A scorer as one module, from stored images to log-ratios.
 
     Arguments:
         scorer: The trained scorer.
@@ -42,7 +46,7 @@ class DeployedScorer(nn.Module):
 
     def __init__(self, scorer: Scorer) -> None:
         super().__init__()
-        self.model = scorer.ratio.fold().cpu()
+        self.model = copy.deepcopy(scorer.ratio).cpu().eval()
         self.mean: Tensor
         self.std: Tensor
         self.register_buffer("mean", scorer.preprocess.mean.cpu()[:, None, None])
@@ -71,14 +75,21 @@ def export_scorer(scorer: Scorer, path: Path) -> float:
         share of their standard deviation.
 
     Raises:
-        UserError: If the suffix is another one, a package is missing, the scorer is one that
-            integrates over time or looks neighbours up, or the file disagrees with the original.
+        UserError: If the suffix is another one, a package is missing, the scorer is no ratio or
+            integrates over time, or the file disagrees with the original.
     """
     writers = {".pt2": _write_program, ".onnx": _write_onnx}
-    if path.suffix not in writers:
-        raise UserError(f"{path}: expected a file name that ends in {' or '.join(writers)}.")
-    if scorer.metadata["config"].get("estimator", "one_step") not in ("one_step", "direct"):
-        raise UserError(f"{path}: only one-step and direct ratios can be exported.")
+    missing = [p for p in PACKAGES if path.suffix == ".onnx" and find_spec(p) is None]
+    if path.suffix not in writers or missing:
+        raise UserError(
+            f"{path}: got the suffix {path.suffix!r}, expected .pt2, or .onnx with the packages "
+            f"{', '.join(missing or PACKAGES)}: pip install 'ood-osdre[export]'."
+        )
+    if not isinstance(scorer.ratio, FoldedRatio):
+        raise UserError(
+            f"{path}: got a {type(scorer.ratio).__name__}, only one-step and direct ratios can be "
+            "exported."
+        )
     module = DeployedScorer(scorer).eval()
     size = scorer.metadata["size"]
     generator = torch.Generator().manual_seed(0)
@@ -103,8 +114,7 @@ def export_scorer(scorer: Scorer, path: Path) -> float:
 
 @torch.no_grad()
 def _outputs(scorer: Scorer, images: Tensor) -> tuple[Tensor, ...]:
-    ratio = scorer.ratio.eval()
-    log_ratio, logits = ratio.predict(scorer.preprocess(images))
+    log_ratio, logits = scorer.ratio.predict(scorer.preprocess(images))
     return (log_ratio.cpu(),) if logits is None else (log_ratio.cpu(), logits.cpu())
 
 
@@ -130,9 +140,6 @@ def _write_program(module: DeployedScorer, images: Tensor, path: Path) -> Run:
 
 
 def _write_onnx(module: DeployedScorer, images: Tensor, path: Path) -> Run:
-    for package in ("onnx", "onnxscript", "onnxruntime"):
-        if find_spec(package) is None:
-            raise UserError(f"{package} is not installed; pip install 'ood-osdre[export]'.")
     import onnxruntime
 
     outputs = OUTPUTS[: len(module(images[:2]))]
@@ -145,8 +152,7 @@ def _write_onnx(module: DeployedScorer, images: Tensor, path: Path) -> Run:
         dynamo=True,
         verbose=False,
     )
-    if program is None:
-        raise UserError(f"{path}: the exporter returned nothing.")
+    assert program is not None
     # Weights within the file: it is one thing to copy.
     program.save(path, external_data=False)
     session = onnxruntime.InferenceSession(path.read_bytes())

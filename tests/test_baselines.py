@@ -1,4 +1,4 @@
-r"""Tests of the rivals: laws that tie each to the one-step ratio, to SciPy or to scikit-learn."""
+r"""Laws of the baselines: each is tied to the one-step ratio, SciPy or scikit-learn."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ from sklearn.neighbors import NearestNeighbors
 from torch import Tensor, nn
 
 from ood_osdre.models.bases import RBFBasis
-from ood_osdre.models.classifier import SCORES, Classifier
+from ood_osdre.models.classifier import Classifier
 from ood_osdre.models.networks import MLP, CoefficientNetwork, ResNetBackbone
 from ood_osdre.models.ratio import DirectRatio, OneStepRatio
 from ood_osdre.models.time_conditioned import (
@@ -39,7 +39,7 @@ def make_path() -> GaussianPath:
     return GaussianPath(TrigonometricSchedule(), DDBINoise(0.2, 0.05))
 
 
-def make_draw(*event: int) -> Batch:
+def make_batch(*event: int) -> Batch:
     x_0, x_1, noise = torch.randn(3, B, *(event or (DIM,)))
     return Batch(x_0, x_1, torch.rand(B), noise, torch.arange(B) % 2)
 
@@ -75,11 +75,10 @@ class OneStepAsTimed(nn.Module):
 def test_a_direct_ratio_is_a_folded_network_that_starts_at_zero() -> None:
     ratio, x = DirectRatio(MLP(DIM, 8), 8, classes=2), torch.randn(B, DIM)
     assert torch.equal(ratio.log_ratio(x), torch.zeros(B))
-    assert ratio.coefficients(x).logits.shape == (B, 2)
+    assert ratio.predict(x).logits.shape == (B, 2)
     perturbed(ratio)
     expected = ratio.head(ratio.backbone(x)).squeeze(1)
     torch.testing.assert_close(ratio.log_ratio(x), expected)
-    torch.testing.assert_close(ratio.log_ratio_of(ratio.coefficients(x).total), expected)
     torch.testing.assert_close(ratio.fold().log_ratio(x), expected)
 
 
@@ -91,18 +90,18 @@ def test_separate_forwards_give_classes_away_and_one_forward_does_not() -> None:
             self.calls += 1
             return super().forward(x)
 
-    draw = make_draw()
+    batch = make_batch()
     for separate, calls in ((False, 1), (True, 2)):
         norm = Counted(DIM, affine=False)
         ratio = DirectRatio(norm, DIM)
         objective = Objective({"end": (1.0, EndPointLoss(clean=True))}, separate=separate)
-        objective(ratio, draw)
+        objective(ratio, batch)
         assert norm.calls == calls
     # Apart, each side is standardised by itself: a shift between them is gone in training.
-    shifted = draw._replace(x_1=draw.x_0 + 100.0)
+    shifted = batch._replace(x_1=batch.x_0 + 100.0)
     perturbed(ratio)
     losses = objective(ratio, shifted)["end"]
-    f = ratio.log_ratio_of(ratio.head(norm(draw.x_0)))
+    f = ratio.head(norm(batch.x_0)).squeeze(1)
     torch.testing.assert_close(
         losses, nn.functional.softplus(f) + nn.functional.softplus(-f), rtol=0, atol=1e-6
     )
@@ -112,11 +111,11 @@ def test_separate_forwards_give_classes_away_and_one_forward_does_not() -> None:
 
 
 def test_conditional_matching_is_that_of_a_network_without_time() -> None:
-    path, ratio, draw = make_path(), make_one_step(), make_draw()
+    path, ratio, batch = make_path(), make_one_step(), make_batch()
     ours = ConditionalScoreMatching(path, BridgeWeight())
     theirs = Objective({"x": (1.0, TimeConditionedConditionalMatching(path, BridgeWeight()))})
-    expected = Objective({"x": (1.0, ours)})(ratio, draw)["total"]
-    actual = theirs(TimeConditionedRatio(OneStepAsTimed(ratio)), draw)["total"]
+    expected = Objective({"x": (1.0, ours)})(ratio, batch)["total"]
+    actual = theirs(TimeConditionedRatio(OneStepAsTimed(ratio)), batch)["total"]
     torch.testing.assert_close(actual, expected)
 
 
@@ -124,18 +123,20 @@ def test_conditional_matching_is_that_of_a_network_without_time() -> None:
 def test_time_score_matching_is_that_of_a_network_without_time(
     times: LogitNormalTimes | None,
 ) -> None:
-    path, ratio, draw = make_path(), make_one_step(), make_draw()
+    path, ratio, batch = make_path(), make_one_step(), make_batch()
     ours = TimeScoreMatching(path, BridgeWeight(), times)
     term = TimeConditionedScoreMatching(path, BridgeWeight(), times)
     theirs = Objective({"x": (1.0, term)})
     timed = TimeConditionedRatio(OneStepAsTimed(ratio))
-    expected = Objective({"x": (1.0, ours)})(ratio, draw)["total"]
-    torch.testing.assert_close(theirs(timed, draw)["total"], expected)
+    expected = Objective({"x": (1.0, ours)})(ratio, batch)["total"]
+    torch.testing.assert_close(theirs(timed, batch)["total"], expected)
 
     # The derivative in time takes part in the gradient.
     parameters = list(ratio.parameters())
-    a = torch.autograd.grad(theirs(timed, draw)["total"].mean(), parameters)
-    b = torch.autograd.grad(Objective({"x": (1.0, ours)})(ratio, draw)["total"].mean(), parameters)
+    a = torch.autograd.grad(theirs(timed, batch)["total"].mean(), parameters)
+    b = torch.autograd.grad(
+        Objective({"x": (1.0, ours)})(ratio, batch)["total"].mean(), parameters
+    )
     for x, y in zip(a, b, strict=True):
         torch.testing.assert_close(x, y)
 
@@ -150,6 +151,7 @@ def test_the_trapezoidal_rule_converges_to_the_closed_form_at_its_stated_cost() 
         timed = TimeConditionedRatio(network, evaluations)
         errors.append(float((timed.log_ratio(x) - expected).abs().max()))
         assert network.calls == timed.integrate(x).evaluations == evaluations
+        assert timed.spent == (B, B * evaluations)
     assert errors[3] < errors[2] / 12 < errors[1] / 100
     adaptive = TimeConditionedRatio(network, solver="ode", tolerance=1e-8)
     torch.testing.assert_close(adaptive.log_ratio(x), expected, rtol=0, atol=1e-6)
@@ -195,7 +197,7 @@ def test_without_its_time_the_network_is_the_backbone() -> None:
     torch.testing.assert_close(network(x, torch.rand(B)), expected)
 
 
-# Yardsticks.
+# Classifiers.
 
 
 def make_classifier(score: str, neighbours: int = 3) -> Classifier:
@@ -206,13 +208,12 @@ def test_softmax_and_energy_are_functions_of_the_logits() -> None:
     x = torch.randn(B, DIM)
     for score in ("msp", "energy"):
         model = make_classifier(score).eval()
-        h = model.coefficients(x)
+        logits = model.predict(x).logits
         if score == "msp":
-            expected = h.logits.softmax(dim=1).amax(dim=1).logit()
+            expected = logits.softmax(dim=1).amax(dim=1).logit()
         else:
-            expected = h.logits.exp().sum(dim=1).log()
+            expected = logits.exp().sum(dim=1).log()
         torch.testing.assert_close(model.log_ratio(x), expected)
-        torch.testing.assert_close(model.log_ratio_of(h.total), expected)
 
 
 def test_a_confident_softmax_score_does_not_saturate() -> None:
@@ -232,14 +233,6 @@ def test_neighbours_are_those_of_scikit_learn() -> None:
     np.testing.assert_allclose(-model.log_ratio(x).detach().numpy(), distances[:, 2], atol=1e-7)
 
 
-def test_too_few_neighbours_leave_none() -> None:
-    model = make_classifier("knn")
-    with pytest.raises(ValueError, match="at least 3 inputs, got 2"):
-        model.fit([torch.randn(2, DIM)])
-    with pytest.raises(ValueError, match="needs 'fit' first"):
-        model.log_ratio(torch.randn(1, DIM))
-
-
 @pytest.mark.parametrize("solver", ["trapezoid", "ode"])
 def test_a_network_in_half_precision_gives_log_ratios_in_single(solver: str) -> None:
     class Half(nn.Module):
@@ -252,64 +245,13 @@ def test_a_network_in_half_precision_gives_log_ratios_in_single(solver: str) -> 
 
 
 def test_outlier_exposure_is_least_at_the_uniform_distribution() -> None:
-    draw = make_draw()
+    batch = make_batch()
     model = make_classifier("msp")
     objective = Objective({"oe": (1.0, OutlierExposure(clean=True))})
-    loss = objective(model, draw)["oe"]
-    logits = model.coefficients(draw.x_0).logits
+    loss = objective(model, batch)["oe"]
+    logits = model.predict(batch.x_0).logits
     uniform = torch.full_like(logits, 0.25)
     torch.testing.assert_close(
         loss, nn.functional.cross_entropy(logits, uniform, reduction="none")
     )
     assert (loss > np.log(4)).all()
-
-
-def test_yardsticks_are_those_of_pytorch_ood() -> None:
-    detectors = pytest.importorskip("pytorch_ood.detector")
-    losses = pytest.importorskip("pytorch_ood.loss")
-    draw = make_draw()
-    x = torch.randn(B, DIM)
-
-    # Theirs are larger for OOD; ours gives the softmax score as log-odds.
-    model = make_classifier("msp").eval()
-    logits = model.coefficients(x).logits
-    theirs = -detectors.MaxSoftmax.score(logits)
-    torch.testing.assert_close(model.log_ratio(x).sigmoid(), theirs)
-    model = make_classifier("energy").eval()
-    theirs = -detectors.EnergyBased.score(model.coefficients(x).logits)
-    torch.testing.assert_close(model.log_ratio(x), theirs)
-
-    model, bank = make_classifier("knn").eval(), torch.randn(40, DIM)
-    model.fit([bank])
-    knn = detectors.KNN(None, k=3)
-    with torch.no_grad():
-        knn.fit_features(model.backbone(bank), torch.zeros(len(bank)))
-        theirs = -knn.predict_features(model.backbone(x))
-        torch.testing.assert_close(model.log_ratio(x), theirs.to(x), atol=1e-5, rtol=1e-5)
-
-    loss = Objective({"oe": (1.0, OutlierExposure(clean=True))})(model, draw)["oe"]
-    outlier = torch.full((len(loss),), -1)
-    theirs = losses.OutlierExposureLoss(alpha=1.0, reduction=None)(
-        model.coefficients(draw.x_0).logits, outlier
-    )
-    torch.testing.assert_close(loss, theirs.to(loss), check_dtype=False)
-
-
-@pytest.mark.parametrize(
-    ("make", "match"),
-    [
-        (lambda: make_classifier("odin"), "'score' should be one of"),
-        (lambda: Classifier(MLP(DIM, 8), 8, classes=1), "'classes' should be at least 2"),
-        (lambda: make_classifier("knn", neighbours=0), "'neighbours' should be at least 1"),
-        (lambda: make_classifier("knn").eval().log_ratio(torch.zeros(1, DIM)), "needs 'fit'"),
-        (lambda: make_classifier("knn").fit([torch.zeros(2, DIM)]), "at least 3 inputs"),
-        (lambda: TimeConditionedRatio(nn.Identity(), 1), "'evaluations' should be at least 2"),
-        (lambda: TimeConditionedRatio(nn.Identity(), solver="euler"), "'solver' should be one of"),
-        (lambda: TimeConditionedRatio(nn.Identity(), tolerance=0.0), "'tolerance' should be pos"),
-        (lambda: TimeConditionedRatio(nn.Identity(), tolerance=np.nan), "'tolerance' should be"),
-    ],
-)
-def test_bad_arguments_are_refused(make: Callable[[], object], match: str) -> None:
-    with pytest.raises(ValueError, match=match):
-        make()
-    assert SCORES == ("msp", "energy", "knn")

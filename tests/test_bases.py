@@ -1,6 +1,5 @@
-r"""Tests for the ood_osdre.models.bases module."""
+r"""Laws of the temporal bases: closed forms against quadrature, derivatives against autograd."""
 
-import copy
 import math
 
 import numpy as np
@@ -11,7 +10,13 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 from torch import Tensor
 
-from ood_osdre.models.bases import KERNELS, RBFBasis, TemporalBasis
+from ood_osdre.models.bases import (
+    KERNELS,
+    RBFBasis,
+    TemporalBasis,
+    conditioning,
+    gram_matrix,
+)
 from ood_osdre.paths.quadrature import composite_rule
 
 # Independent of the package: NumPy, and the distance instead of its signed form.
@@ -21,7 +26,7 @@ PROFILES = {
     "imq": lambda r: 1 / np.hypot(1, r),
     "rq": lambda r: 1 / (1 + r**2),
 }
-SIGMAS = [1e-4, 1e-3, 1e-2, 0.1, 0.5, 1.0, 10.0, 1e3]
+SIGMAS = [1e-4, 1e-2, 0.1, 0.5, 10.0, 1e3]
 kernels = pytest.mark.parametrize("kernel", PROFILES)
 sigmas = pytest.mark.parametrize("sigma", SIGMAS)
 
@@ -70,26 +75,15 @@ def test_integral_matches_adaptive_quadrature(kernel: str, sigma: float) -> None
 
 @kernels
 @sigmas
-def test_float32_integral_is_relatively_accurate_on_the_unit_interval(
-    kernel: str, sigma: float
-) -> None:
-    expected = torch.tensor([adaptive(kernel, c, sigma) for c in (0.0, 0.5, 1.0)])
+def test_float32_integral_is_as_accurate_as_documented(kernel: str, sigma: float) -> None:
     basis = RBFBasis(kernel, 3, sigma, floor=0.0).float()
-
     assert basis.integral().dtype == torch.float32
-    torch.testing.assert_close(basis.integral().double(), expected, rtol=1e-5, atol=0)
-
-
-@kernels
-@sigmas
-def test_float32_integral_is_absolutely_accurate_on_other_intervals(
-    kernel: str, sigma: float
-) -> None:
-    basis = RBFBasis(kernel, 3, sigma, floor=0.0).float()
-
-    for a, b in [(0.6, 0.61), (0.5, 0.9), (2.0, 3.0), (-1.0, -0.5)]:
+    # Relatively on the unit interval, absolutely on others, where terms cancel.
+    intervals = [(0.0, 1.0), (0.6, 0.61), (0.5, 0.9), (2.0, 3.0), (-1.0, -0.5)]
+    for a, b in intervals:
         expected = torch.tensor([adaptive(kernel, c, sigma, a, b) for c in (0.0, 0.5, 1.0)])
-        torch.testing.assert_close(basis.integral(a, b).double(), expected, rtol=0, atol=1e-6)
+        rtol, atol = (1e-5, 0) if (a, b) == (0.0, 1.0) else (0, 1e-6)
+        torch.testing.assert_close(basis.integral(a, b).double(), expected, rtol=rtol, atol=atol)
 
 
 @pytest.mark.parametrize("sigma", [1.0, 1e-3])
@@ -141,15 +135,6 @@ def test_derivative_matches_autograd(kernel: str, sigma: float) -> None:
     torch.testing.assert_close(basis.derivative(t), expected)
     torch.testing.assert_close(TemporalBasis.derivative(basis, t), expected)
     assert (basis.derivative(basis.centers).diagonal() == 0).all()
-
-
-@kernels
-def test_derivative_matches_finite_differences_at_centres_and_ends(kernel: str) -> None:
-    basis = RBFBasis(kernel, 3, 0.3, floor=0.0)
-    t, step = torch.tensor([0.0, 0.5, 1.0]), 1e-5
-    expected = (basis(t + step) - basis(t - step)) / (2 * step)
-
-    torch.testing.assert_close(basis.derivative(t), expected, rtol=0, atol=2e-4)
 
 
 @kernels
@@ -215,30 +200,54 @@ def test_centres_are_uniform() -> None:
     torch.testing.assert_close(RBFBasis(size=3).centers, torch.tensor([0.0, 0.5, 1.0]))
 
 
-def test_state_and_copies() -> None:
-    basis = RBFBasis("imq", 6, torch.rand(6) + 0.1)
-    other = RBFBasis("imq", 6)
+def test_state_round_trips() -> None:
+    basis, other = RBFBasis("imq", 6, torch.rand(6) + 0.1), RBFBasis("imq", 6)
     other.load_state_dict(basis.state_dict())
-    t = torch.rand(4)
-
-    torch.testing.assert_close(other(t), basis(t))
-    torch.testing.assert_close(copy.deepcopy(basis).integral(), basis.integral())
-    assert "imq" in repr(basis)
+    torch.testing.assert_close(other.integral(), basis.integral())
 
 
-@pytest.mark.parametrize(
-    ("kwargs", "message"),
-    [
-        ({"kernel": "matern52"}, "'kernel' should be one of .*'matern32'.* got 'matern52'"),
-        ({"size": 0}, "'size' should be at least 1, got 0"),
-        ({"sigma": 0.05}, "'sigma' should be finite and above 'floor' = 0.05, got 0.05"),
-        ({"sigma": -1.0, "floor": 0.0}, "'sigma' should be finite and above"),
-        ({"sigma": math.nan}, "'sigma' should be finite"),
-        ({"sigma": math.inf}, "'sigma' should be finite"),
-        ({"sigma": torch.ones(3)}, r"'sigma' should .* shape \(16,\), got \(3,\)"),
-        ({"floor": -0.1}, "'floor' should be finite and non-negative, got -0.1"),
-    ],
-)
-def test_rejects_bad_arguments(kwargs: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        RBFBasis(**kwargs)
+@kernels
+def test_gram_matrix_holds_the_inner_products(kernel: str) -> None:
+    sigmas, centers = [0.02, 0.1, 0.5, 3.0], [0, 1 / 3, 2 / 3, 1]
+    gram = gram_matrix(RBFBasis(kernel, 4, torch.tensor(sigmas), floor=0.0))
+
+    for i, j in [(0, 0), (0, 1), (1, 2), (2, 3), (3, 3)]:
+
+        def product(t: float, pair: tuple[int, int] = (i, j)) -> float:
+            return math.prod(PROFILES[kernel](abs(t - centers[k]) / sigmas[k]) for k in pair)
+
+        points = [0.01, 0.05, *centers[1:3]]
+        expected, _ = quad(product, 0, 1, points=points, epsabs=1e-14, epsrel=1e-13)
+        # The two halves may differ by a rounding, depending on the processor's matrix product.
+        assert gram[i, j].item() == pytest.approx(expected, abs=1e-12)
+        assert gram[j, i].item() == pytest.approx(expected, abs=1e-12)
+
+
+# Orders of magnitude, for 400 atoms: condition number at sigma = 1 / K, ranks at .05, .2 and 1.
+CONDITIONING = {
+    "matern32": (2e2, 62, 17, 5),
+    "gaussian": (7e1, 35, 10, 3),
+    "imq": (2e4, 34, 10, 3),
+    "rq": (3e2, 46, 13, 4),
+}
+
+
+@kernels
+def test_conditioning_of_many_atoms(kernel: str) -> None:
+    condition_number, *ranks = CONDITIONING[kernel]
+    narrow = conditioning(RBFBasis(kernel, 400, 1 / 400, floor=0.0))
+
+    assert narrow.rank == 400
+    assert narrow.condition_number == pytest.approx(condition_number, rel=0.25)
+    for sigma, rank in zip([0.05, 0.2, 1.0], ranks, strict=True):
+        # Adding atoms to a saturated basis adds no rank, so that fewer serve as well.
+        wide = conditioning(RBFBasis(kernel, 100, sigma, floor=0.0))
+        assert wide.rank == pytest.approx(rank, abs=2)
+
+
+def test_numerically_singular_basis_has_no_condition_number() -> None:
+    singular = conditioning(RBFBasis("gaussian", 400, 3 / 400, floor=0.0))
+
+    assert singular.condition_number == math.inf
+    assert singular.rank == pytest.approx(225, abs=5)
+    assert conditioning(RBFBasis("rq", 1)) == (1.0, 1)

@@ -1,7 +1,11 @@
-r"""The page docs/bring_your_own.md, run block by block at a small size."""
+r"""The page docs/bring_your_own.md: its blocks run at a small size, its answers are held by tests."""
 
+import csv
 import re
 import runpy
+import socket
+import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -10,11 +14,21 @@ import numpy as np
 import pytest
 import timm
 import torch
+from image_roots import make_root
 from PIL import Image
 
+import ood_osdre
+from ood_osdre.cli import FAILED, main
+from ood_osdre.data import load_benchmark, load_manifest
+from ood_osdre.data.standardise import Preprocess
 from ood_osdre.detectors.one_step import OneStepDetector
+from ood_osdre.evaluation.evaluate import evaluate_benchmark
+from ood_osdre.evaluation.metrics import OODMetrics
+from ood_osdre.evaluation.tables import MetricsTable
+from ood_osdre.models.ratio import Prediction, RatioModel
 
 PAGE = Path(__file__).parent.parent / "docs" / "bring_your_own.md"
+HOSTS = ("openood", "pytorch_ood", "faiss", "cv2", "torchdiffeq", "onnx", "gdown")
 # What makes the page's job small: fewer steps, smaller images, no download.
 SMALLER = {
     "pretrained=True": "pretrained=False",
@@ -84,22 +98,18 @@ def test_every_block_of_the_page_runs(
         )
 
 
-@pytest.mark.parametrize("name", ["test_resnet", "test_vit2"])
-def test_a_timm_model_at_224_pixels(name: str, tmp_path: Path) -> None:
+# A vision transformer has its size built in.
+@pytest.mark.parametrize(
+    ("name", "options"), [("test_resnet", {}), ("test_vit2", {"img_size": 96})]
+)
+def test_a_timm_model_at_another_size(name: str, options: dict, tmp_path: Path) -> None:
     torch.set_default_dtype(torch.float32)
-    backbone = timm.create_model(name, num_classes=0, **IMAGE_SIZE.get(name, {}))
-    detector = OneStepDetector(
-        "digits",
-        backbone=backbone,
-        size=224,
-        device="cpu",
-        progress=False,
-        training__steps=2,
-        training__batch_size=2,
-    )
+    backbone = timm.create_model(name, num_classes=0, **options)
+    quick = {"progress": False, "training__steps": 2, "training__batch_size": 2}
+    detector = OneStepDetector("digits", backbone=backbone, size=96, device="cpu", **quick)
     rng = np.random.default_rng(0)
     id_images, reference = (
-        rng.integers(low, low + 100, (6, 224, 224, 3), dtype=np.uint8) for low in (0, 100)
+        rng.integers(low, low + 100, (6, 96, 96, 3), dtype=np.uint8) for low in (0, 100)
     )
     scores = detector.fit(id_images, reference).score(id_images)
     assert np.isfinite(scores).all()
@@ -109,5 +119,88 @@ def test_a_timm_model_at_224_pixels(name: str, tmp_path: Path) -> None:
     assert (loaded.score(id_images) == scores).all()
 
 
-# A vision transformer has its size built in.
-IMAGE_SIZE = {"test_vit2": {"img_size": 224}}
+def questions() -> list[list[str]]:
+    r"""Returns the tests that each row of the page's table names."""
+    rows = [x for x in PAGE.read_text(encoding="utf-8").splitlines() if x.startswith("|")]
+    return [re.findall(r"`(test_\w+)`", row) for row in rows if "(#" in row or "| My table" in row]
+
+
+def test_every_test_that_the_page_names_exists() -> None:
+    text = "".join(p.read_text(encoding="utf-8") for p in PAGE.parents[1].glob("tests/test_*.py"))
+    rows = questions()
+    assert len(rows) == 14
+    for names in rows:
+        assert names
+        for name in names:
+            assert f"\ndef {name}(" in text, name
+
+
+def test_the_id_accuracy_stands_in_a_table_once(tmp_path: Path) -> None:
+    metrics = OODMetrics(0.9, 0.2, 0.8, 0.7, 0.3)
+    sets = {"near": {"a": metrics, "b": metrics}, "far": {"c": metrics, "d": metrics}}
+    table = MetricsTable.of(sets, title="toy", accuracy=0.8125)
+
+    for text in (table.to_terminal(), table.to_markdown()):
+        assert text.count("81.25") == 1
+    table.to_csv(tmp_path / "metrics.csv")
+    with open(tmp_path / "metrics.csv", newline="") as file:
+        told = {row["set"]: row["ID_ACC"] for row in csv.DictReader(file)}
+    assert [name for name, value in told.items() if value] == ["id"]
+
+
+def test_nothing_is_downloaded_unless_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*args: object) -> None:
+        raise AssertionError("the network was used")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    data = tmp_path / "data"
+    for id_name in ("cifar10", "cifar100"):
+        command = ["--id", id_name, "--data-root", str(data), "--out", str(tmp_path / "out")]
+        assert main([*command, "--quiet", "--device", "cpu"]) == FAILED
+        assert f"{data}/benchmark_imglist/{id_name}" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_host_is_imported_uncalled() -> None:
+    code = f"""
+import sys
+import ood_osdre
+[getattr(ood_osdre, name) for name in ood_osdre.__all__]
+print(sorted(set({HOSTS!r}) & {{name.split(".")[0] for name in sys.modules}}))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(ood_osdre.__file__).parents[1],
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
+
+
+class FirstInput(RatioModel):
+    r"""Scores an image by the first of its network inputs."""
+
+    def outputs(self, x: torch.Tensor) -> Prediction:
+        return Prediction(x[:, 0, 0, 0])
+
+    def log_ratio_at(self, outputs: Prediction) -> torch.Tensor:
+        return outputs.score
+
+
+def test_ood_images_are_normalised_with_id_statistics(tmp_path: Path) -> None:
+    make_root(tmp_path)
+    manifest = load_manifest(tmp_path / "toy.yml", "toy")
+    data = load_benchmark(manifest, tmp_path)
+    preprocess = Preprocess(manifest.mean, manifest.std)
+    scores = evaluate_benchmark(FirstInput(), data, preprocess, progress=False).scores
+
+    for role, sets in (("near", data.near), ("far", data.far)):
+        for name, images in sets.items():
+            pixel = images.images[:, 0, 0, 0] / 255
+            expected = (pixel - manifest.mean[0]) / manifest.std[0]
+            np.testing.assert_allclose(scores.of(role)[name].score, expected, atol=1e-6)

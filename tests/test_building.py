@@ -35,7 +35,7 @@ def make(
 ) -> tuple[RatioModel, Times, Objective, Batch]:
     config = Config.from_mapping(sections)
     features = None if len(shape) == 3 else shape[0]
-    ratio = build_ratio(config, classes, features=features)
+    ratio = build_ratio(config, classes, dim=features)
     x_0, x_1, noise, probe = torch.randn(4, 6, *shape)
     times, objective = prepare_objective(config, Moments.of(x_0, x_1), ratio)
     label = torch.arange(6) % max(classes, 1)
@@ -203,4 +203,4 @@ def test_an_mlp_needs_the_dimension_of_its_inputs() -> None:
     config = Config.from_mapping({"network": {"kind": "mlp"}})
     with pytest.raises(UserError, match=r"network\.kind: got mlp, .* expected resnet for images"):
         build_ratio(config, classes=0)
-    assert build_ratio(config, classes=0, features=3)(torch.randn(2, 3)).shape == (2,)
+    assert build_ratio(config, classes=0, dim=3)(torch.randn(2, 3)).shape == (2,)

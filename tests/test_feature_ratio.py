@@ -1,157 +1,24 @@
-r"""Tests for the ratio head on a frozen network and for where it takes features from."""
+r"""Tests of the ratio head on a frozen network: laws of the ratio, its files, what it refuses."""
 
+import copy
 import pickle
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
-import timm
 import torch
+from openood_host import HostNet
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
 
 from ood_osdre.detectors.feature_ratio import FeatureRatio, FeatureRatioOptions
 from ood_osdre.errors import UserError
-from ood_osdre.models.frozen import collect_features, extract_features
+from ood_osdre.models.frozen import extract_features
+from ood_osdre.training import checkpoint as checkpoints
 
-QUICK = FeatureRatioOptions(steps=150, width=32, depth=1, batch_size=128)
-
-
-class HostNet(nn.Module):
-    r"""A classifier with the face that OpenOOD's networks have."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 6, 3, padding=1)
-        self.norm = nn.BatchNorm2d(6)
-        self.fc = nn.Linear(6, 4)
-        self.passes = 0
-
-    def forward(self, x: Tensor, return_feature: bool = False) -> Tensor | tuple[Tensor, Tensor]:
-        self.passes += 1
-        features = F.relu(self.norm(self.conv(x))).mean(dim=(2, 3))
-        logits = self.fc(features)
-        return (logits, features) if return_feature else logits
-
-
-def features_of(net: HostNet, x: Tensor) -> Tensor:
-    return F.relu(net.norm(net.conv(x))).mean(dim=(2, 3))
-
-
-@pytest.fixture
-def images() -> Tensor:
-    return torch.randn(7, 3, 8, 8)
-
-
-def test_features_by_return_feature(images: Tensor) -> None:
-    net = HostNet().eval()
-    h = extract_features(net, images)
-
-    assert net.passes == 1
-    assert torch.equal(h.features, features_of(net, images))
-    assert torch.equal(h.logits, net(images))
-
-
-def test_features_by_layer_equal_those_by_return_feature(images: Tensor) -> None:
-    net = HostNet().eval()
-    sequence = nn.Sequential(net.conv, net.norm, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    named = nn.Sequential(sequence, net.fc).eval()
-    h = extract_features(named, images, layer="0")
-
-    assert torch.allclose(h.features, features_of(net, images))
-    assert torch.allclose(h.logits, net(images))
-    # A feature map is averaged over its cells, and no hook stays behind.
-    assert torch.allclose(extract_features(named, images, layer="0.2").features, h.features)
-    assert not any(m._forward_hooks for m in named.modules())
-
-
-@pytest.mark.parametrize("name", ["resnet18", "vit_tiny_patch16_224"])
-def test_features_by_timm(name: str) -> None:
-    options = {} if name == "resnet18" else {"img_size": 32}
-    net = timm.create_model(name, num_classes=5, **options).eval()
-    x = torch.randn(3, 3, 32, 32)
-    h = extract_features(net, x)
-
-    assert h.features.shape == (3, net.num_features)
-    assert torch.allclose(h.logits, net(x), atol=1e-6)
-    assert torch.allclose(net.get_classifier()(h.features), h.logits, atol=1e-6)
-    net.reset_classifier(0)
-    assert extract_features(net, x).logits is None
-
-
-def test_features_through_a_wrapper(images: Tensor) -> None:
-    net = HostNet().eval()
-    assert torch.equal(
-        extract_features(nn.DataParallel(net), images).features, features_of(net, images)
-    )
-
-
-def test_half_precision_features_become_single(images: Tensor) -> None:
-    h = extract_features(HostNet().bfloat16(), images.bfloat16())
-    assert h.features.dtype == torch.float32
-
-
-@pytest.mark.parametrize(
-    ("net", "layer", "message"),
-    [
-        (nn.Sequential(nn.Flatten(), nn.Linear(192, 3)), None, "Sequential: offers no features"),
-        (HostNet(), "head", r"HostNet: has no layer 'head'.* conv, norm, fc"),
-        (HostNet(), "", "HostNet: has no layer ''"),
-        (nn.Sequential(nn.Flatten(1, 2)), "0", None),
-    ],
-)
-def test_networks_without_features_are_refused(
-    net: nn.Module, layer: str | None, message: str | None, images: Tensor
-) -> None:
-    if message is None:
-        # (B, N, F) is taken for tokens.
-        assert extract_features(net, images, layer).features.shape == (7, 8)
-        return
-    with pytest.raises(UserError, match=message) as caught:
-        extract_features(net, images, layer)
-    assert "\n" not in str(caught.value)
-
-
-def test_layers_that_do_not_return_one_tensor_are_refused(images: Tensor) -> None:
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer, self.pair = nn.Flatten(), Pair()
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.layer(self.layer(x)) + self.pair(x)[0].flatten(1)
-
-    class Pair(nn.Module):
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            return x, x
-
-    class Bare(nn.Module):
-        def forward(self, x: Tensor, return_feature: bool = False) -> Tensor:
-            return x
-
-    with pytest.raises(UserError, match="'layer' gave 2 outputs"):
-        extract_features(Twice(), images, "layer")
-    with pytest.raises(UserError, match="'pair' gave tuple"):
-        extract_features(Twice(), images, "pair")
-    with pytest.raises(UserError, match="Bare: with return_feature=True it returns Tensor"):
-        extract_features(Bare(), images)
-
-
-def test_collected_features_depend_neither_on_batches_nor_on_their_form() -> None:
-    net, x = HostNet(), torch.randn(20, 3, 8, 8)
-    labels = torch.arange(20)
-    expected = features_of(net.eval(), x)
-
-    def loader() -> Iterator[dict[str, Tensor]]:
-        yield from ({"data": part, "label": torch.zeros(len(part))} for part in x.split(6))
-
-    for data in (x, loader(), DataLoader(TensorDataset(x, labels), batch_size=3), x.split(1)):
-        assert torch.allclose(collect_features(net, data, batch_size=7), expected)
-    with pytest.raises(UserError, match="inputs: got a batch of dict, expected a tensor"):
-        collect_features(net, [{"pixels": x}])
-    with pytest.raises(UserError, match="no inputs"):
-        collect_features(net, [])
+QUICK = FeatureRatioOptions(steps=60, width=16, depth=1, batch_size=64, lr=5e-3)
+HEAD = FeatureRatioOptions(steps=5, width=8, depth=1, batch_size=16)
 
 
 def gaussians(n: int, m: int, shift: float = 0.5) -> tuple[Tensor, Tensor]:
@@ -164,6 +31,15 @@ def log_ratio(x: Tensor, shift: float = 0.5) -> Tensor:
     scale, offset = torch.logspace(-2, 2, 8), torch.linspace(-300, 300, 8)
     z = (x - offset) / scale
     return shift * z.sum(dim=1) - 8 * shift**2 / 2
+
+
+def images(n: int, seed: int, shift: float = 0.0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(n, 3, 8, 8, generator=generator, dtype=torch.float32) + shift
+
+
+def head_on(net: nn.Module) -> FeatureRatio:
+    return FeatureRatio(HEAD).fit(net, images(60, 0, 1.0), images(60, 1))
 
 
 @pytest.mark.parametrize("backbone", ["linear", "mlp"])
@@ -188,25 +64,22 @@ def test_log_ratio_is_that_of_the_feature_densities(backbone: str) -> None:
 
 def test_fit_on_a_network_is_fit_on_its_features_and_scores_in_one_pass() -> None:
     net = HostNet().float().eval()
-    id_images = torch.randn(200, 3, 8, 8, dtype=torch.float32) * 2 + 1
-    reference = torch.randn(300, 3, 8, 8, dtype=torch.float32)
+    id_images, reference = images(200, 0) * 2 + 1, images(300, 1)
     ratio = FeatureRatio(QUICK).fit(net, id_images, reference.split(50))
 
     net.passes = 0
     scores = ratio.log_ratio(id_images[:50])
     assert net.passes == 1
     assert scores.mean() > ratio.log_ratio(reference).mean() + 1
-    expected = FeatureRatio(QUICK).fit_features(
-        features_of(net, id_images).detach(), features_of(net, reference).detach()
-    )
-    again = expected.log_ratio_of_features(features_of(net, id_images[:50]))
+    features = [extract_features(net, x).features for x in (id_images, reference)]
+    again = FeatureRatio(QUICK).fit_features(*features).log_ratio_of_features(features[0][:50])
     assert torch.allclose(scores, again, atol=1e-4)
 
 
 def test_fits_are_reproducible_and_leave_the_generator_alone() -> None:
     x_1, x_0 = gaussians(300, 300)
     state = torch.get_rng_state()
-    fits = [FeatureRatio(QUICK).fit_features(x_1, x_0) for _ in range(2)]
+    fits = [FeatureRatio(HEAD).fit_features(x_1, x_0) for _ in range(2)]
 
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(*(fit.log_ratio_of_features(x_0) for fit in fits))
@@ -218,7 +91,7 @@ def test_held_out_features_select_the_step() -> None:
 
     def fit(held_out: float) -> FeatureRatio:
         options = FeatureRatioOptions(
-            steps=150, width=64, lr=1e-2, shrinkage=0.0, weight_decay=0.0, held_out=held_out
+            steps=100, width=64, lr=1e-2, shrinkage=0.0, weight_decay=0.0, held_out=held_out
         )
         return FeatureRatio(options).fit_features(x_1, x_0)
 
@@ -231,81 +104,129 @@ def test_held_out_features_select_the_step() -> None:
     assert size[0] < size[1] / 3
 
 
-def test_silent_features_do_no_harm() -> None:
-    x_1, x_0 = (F.pad(x, (0, 2)) for x in gaussians(300, 300))
-    ratio = FeatureRatio(QUICK).fit_features(x_1, x_0)
-    x = x_1[:5].clone()
-    x[:, -1] = 0.1
-
-    assert torch.isfinite(ratio.log_ratio_of_features(x)).all()
-
-
-@pytest.mark.parametrize("silent", [2, 9, 30])
+@pytest.mark.parametrize("silent", [2, 30])
 def test_a_silent_feature_that_wakes_up_is_not_blown_up(silent: int) -> None:
     x_1, x_0 = (F.pad(x, (0, silent)) for x in gaussians(300, 300))
-    ratio = FeatureRatio(QUICK).fit_features(x_1, x_0)
+    ratio = FeatureRatio(HEAD).fit_features(x_1, x_0)
     x = x_1[:5].clone()
     x[:, -1] = 0.5
 
     assert ratio.standardise is not None
     assert ratio.standardise(x).abs().max() < 10
-    everything_silent = FeatureRatio(QUICK).fit_features(torch.zeros(50, 3), torch.zeros(50, 3))
+    everything_silent = FeatureRatio(HEAD).fit_features(torch.zeros(50, 3), torch.zeros(50, 3))
     assert torch.isfinite(everything_silent.log_ratio_of_features(torch.ones(2, 3))).all()
+
+
+def test_parts_in_training_mode_neither_score_nor_change() -> None:
+    net, x = HostNet().float().eval(), images(7, 2)
+    ratio = head_on(net)
+    expected = ratio.log_ratio(x)
+    net.norm.train()
+    state = copy.deepcopy(net.state_dict())
+
+    assert torch.equal(ratio.log_ratio(x), expected)
+    assert torch.equal(head_on(net).log_ratio(x), expected)
+    assert net.norm.training
+    assert all(torch.equal(value, state[key]) for key, value in net.state_dict().items())
 
 
 def test_saved_ratios_load_to_the_same_scores(tmp_path: Path) -> None:
     x_1, x_0 = gaussians(300, 300)
-    ratio = FeatureRatio(QUICK, layer="conv").fit_features(x_1, x_0)
+    ratio = FeatureRatio(HEAD, layer="conv").fit_features(x_1, x_0)
     ratio.save(tmp_path)
     loaded = FeatureRatio.load(tmp_path)
 
-    assert (loaded.options, loaded.layer, loaded.features) == (QUICK, "conv", 8)
+    assert (loaded.options, loaded.layer, loaded.features) == (HEAD, "conv", 8)
     assert torch.equal(loaded.log_ratio_of_features(x_0), ratio.log_ratio_of_features(x_0))
-    with pytest.raises(UserError, match="call attach"):
-        loaded.log_ratio(torch.zeros(1, 3, 8, 8))
-    assert all(p.suffix in (".json", ".safetensors") for p in tmp_path.iterdir())
-
-    (path,) = tmp_path.glob("*.safetensors")
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(UserError, match="truncated or changed"):
-        FeatureRatio.load(tmp_path)
-    with pytest.raises(UserError, match=r"expected a file feature_ratio\.json"):
-        FeatureRatio.load(tmp_path / "elsewhere")
+    assert [p.name for p in tmp_path.iterdir()] == ["feature_ratio.safetensors"]
 
 
-def test_pickles_hold_the_head_but_not_the_network() -> None:
-    net = HostNet().float()
-    x_1, x_0 = torch.randn(2, 100, 3, 8, 8, dtype=torch.float32)
-    ratio = FeatureRatio(QUICK).fit(net, 2 * x_1, x_0)
-    copy = pickle.loads(pickle.dumps(ratio))
+def test_a_head_scores_no_other_network_and_pickles_without_its_own(tmp_path: Path) -> None:
+    net, x = HostNet().float().eval(), images(5, 2)
+    ratio = head_on(net)
+    ratio.save(tmp_path)
+    pickled = pickle.loads(pickle.dumps(ratio))
+    assert pickled.net is None
+    for same in (pickled.attach(copy.deepcopy(net)), FeatureRatio.load(tmp_path, net)):
+        assert torch.equal(same.log_ratio(x), ratio.log_ratio(x))
 
-    assert copy.net is None
-    assert torch.equal(copy.attach(net).log_ratio(x_1), ratio.log_ratio(x_1))
+    other = HostNet().float().eval()
+    further = copy.deepcopy(net)
+    with torch.no_grad():
+        further.conv.weight.mul_(1.5)
+    for net in (other, further):
+        for call in (
+            lambda net=net: FeatureRatio.load(tmp_path, net),
+            lambda net=net: FeatureRatio.load(tmp_path).attach(net),
+            lambda net=net: pickled.evaluate(net, x),
+        ):
+            with pytest.raises(UserError, match="HostNet: not the network, or not the weights"):
+                call()
+
+
+X_1, X_0 = torch.zeros(4, 3), torch.ones(4, 3)
 
 
 @pytest.mark.parametrize(
     ("x_1", "x_0", "message"),
     [
-        (torch.zeros(0, 3), torch.zeros(4, 3), r"ID features: got shape \(0, 3\)"),
-        (torch.zeros(4, 3), torch.zeros(4), r"reference features: got shape \(4,\)"),
-        (torch.zeros(4, 3), torch.zeros(4, 2), "features: 3 of ID data but 2 of the reference"),
-        (torch.full((4, 3), torch.nan), torch.zeros(4, 3), "ID features: 4 of 4 vectors hold NaN"),
-        (torch.zeros(4, 3), torch.full((4, 3), torch.inf), "reference features: 4 of 4 vectors"),
+        (X_1[:0], X_0, r"ID features: got float32 of shape \(0, 3\), expected .* \(B, 3\)"),
+        (X_1[:, :0], X_0, r"ID features: got float32 of shape \(4, 0\)"),
+        (X_1, X_0[0], r"reference features: got float32 of shape \(3,\)"),
+        (X_1, X_0[:, :2], r"reference features: got float32 of shape \(4, 2\), .* \(B, 3\)"),
+        (X_1[..., None], X_0, r"ID features: got float32 of shape \(4, 3, 1\)"),
+        (X_1.cfloat(), X_0, "ID features: got complex64"),
+        (X_1 * torch.nan, X_0, "ID features: 4 of 4 inputs hold NaN or infinity"),
+        (X_1, X_0 / 0, "reference features: 4 of 4 inputs hold NaN or infinity"),
+        (X_1, X_0.double() * 1e300, "reference features: 4 of 4 inputs hold NaN"),
+        (1e30 * torch.randn(4, 3), X_0, "features: std: 3 of 3 are not positive and finite"),
     ],
 )
-def test_unusable_features_are_refused(x_1: Tensor, x_0: Tensor, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        FeatureRatio().fit_features(x_1, x_0)
+def test_features_that_no_head_can_learn_from_are_refused(
+    x_1: Tensor, x_0: Tensor, message: str
+) -> None:
+    with pytest.raises(UserError, match=f"^{message}"):
+        FeatureRatio(HEAD).fit_features(x_1, x_0)
+    with pytest.raises(TypeError, match="ID features: got ndarray, expected a tensor"):
+        FeatureRatio(HEAD).fit_features(np.zeros((4, 3)), x_0)  # type: ignore[arg-type]
 
 
-def test_scoring_needs_a_fit_of_the_same_features(tmp_path: Path) -> None:
-    ratio = FeatureRatio(QUICK)
-    with pytest.raises(UserError, match="not fitted"):
-        ratio.log_ratio_of_features(torch.zeros(2, 8))
-    with pytest.raises(UserError, match="nothing to save"):
-        ratio.save(tmp_path)
-    ratio.fit_features(*gaussians(60, 60))
-    with pytest.raises(UserError, match=r"got shape \(2, 9\), expected \(N, 8\)"):
-        ratio.log_ratio_of_features(torch.zeros(2, 9))
-    with pytest.raises(UserError, match=r"FeatureRatioOptions\.backbone: got .cnn., expected one"):
-        FeatureRatioOptions(backbone="cnn")
+def test_scoring_needs_a_fit_a_network_and_finite_features(tmp_path: Path) -> None:
+    ratio, x = FeatureRatio(HEAD), torch.randn(60, 8)
+
+    def refused(message: str, call: Any, *args: object) -> None:  # noqa: ANN401
+        with pytest.raises(UserError, match=message):
+            call(*args)
+
+    refused("FeatureRatio: not fitted; call fit", ratio.log_ratio_of_features, x)
+    refused("FeatureRatio: not fitted", ratio.save, tmp_path)
+    ratio.fit_features(x + 1, x)
+    refused(r"of shape \(60, 7\), expected .* \(B, 8\)", ratio.log_ratio_of_features, x[:, 1:])
+    refused(r"call fit, or attach\(net\)", ratio.log_ratio, x)
+    x[:3, 1] = torch.nan
+    refused("features: 3 of 60 inputs hold NaN", ratio.log_ratio_of_features, x)
+    ratio.ratio.network.head.bias.data[0] = torch.nan  # type: ignore[union-attr]
+    refused("features scores: 57 of 57 are NaN", ratio.log_ratio_of_features, x[3:])
+    refused("features: got float32 of shape", FeatureRatio(HEAD).fit, HostNet(), [], [])
+
+
+@pytest.mark.parametrize(
+    ("tensors", "metadata", "message"),
+    [
+        ({"mean": torch.tensor([0.0, torch.nan, 0.0, 0.0])}, {}, "mean: 1 of 4 are not finite"),
+        ({"std": torch.zeros(4)}, {}, "std: 4 of 4 are not positive"),
+        ({"mean": torch.zeros(2)}, {}, r"mean: got shape \(2,\), expected 4 numbers"),
+        ({}, {"options": {"width": "8"}}, "width: got '8'"),
+        ({}, {"features": "4"}, "not a ratio of features"),
+    ],
+)
+def test_files_of_heads_are_checked_when_read(
+    tensors: dict[str, Tensor], metadata: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    FeatureRatio(HEAD).fit_features(*torch.randn(2, 60, 4)).save(tmp_path)
+    old = checkpoints.read_checkpoint(tmp_path, "feature_ratio")
+    checkpoints.write_checkpoint(
+        tmp_path, "feature_ratio", {**old[0], **tensors}, {**old[1], **metadata}
+    )
+    with pytest.raises(UserError, match=rf"feature_ratio\.safetensors: {message}"):
+        FeatureRatio.load(tmp_path)

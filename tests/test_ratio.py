@@ -1,6 +1,5 @@
-r"""Tests for the ood_osdre.models.ratio module."""
+r"""Laws of the one-step ratio: it is the integral of its score, and folding changes rounding alone."""
 
-import copy
 from collections.abc import Callable
 
 import pytest
@@ -8,8 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from ood_osdre.models.bases import KERNELS, RBFBasis
+from ood_osdre.models.classifier import Classifier
 from ood_osdre.models.networks import MLP, CoefficientNetwork, Coefficients, ResNetBackbone
-from ood_osdre.models.ratio import FoldedRatio, OneStepRatio
+from ood_osdre.models.ratio import DirectRatio, OneStepRatio, RatioModel
+from ood_osdre.models.time_conditioned import TimeConditionedMLP, TimeConditionedRatio
 
 
 def fill_head(network: CoefficientNetwork) -> CoefficientNetwork:
@@ -125,11 +126,6 @@ def test_log_ratio_follows_the_shapes(training: bool) -> None:
     torch.testing.assert_close(after, expected)
 
 
-def test_zero_head_gives_zero_log_ratio() -> None:
-    ratio = OneStepRatio(CoefficientNetwork(MLP(4, 32), 32, 8), RBFBasis(size=8))
-    assert (ratio(torch.randn(5, 4)) == 0).all()
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_contraction_is_in_float32_under_autocast(dtype: torch.dtype) -> None:
     size = 400
@@ -149,42 +145,51 @@ def test_contraction_is_in_float32_under_autocast(dtype: torch.dtype) -> None:
     assert scores[0].min() > 65504
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_contraction_is_in_float32_for_a_half_precision_model(dtype: torch.dtype) -> None:
-    ratio = OneStepRatio(Counter(400), RBFBasis(size=400, sigma=10.0)).to(dtype)
-    h = torch.full((3, 400), 4096.0, dtype=dtype)
-    log_ratio = ratio.log_ratio_of(h)
-
-    assert log_ratio.dtype == torch.float32
-    torch.testing.assert_close(log_ratio, torch.full_like(log_ratio, 81920.0), rtol=2e-2, atol=0)
-
-
 @ratios
-@pytest.mark.parametrize("training", [True, False])
-def test_fold_agrees_in_float32(
-    make: Callable[[], OneStepRatio], event: tuple[int, ...], training: bool
-) -> None:
-    ratio, x = make().float().train(training), torch.randn(16, *event, dtype=torch.float32)
+def test_fold_agrees_in_float32(make: Callable[[], OneStepRatio], event: tuple[int, ...]) -> None:
+    ratio, x = make().float().train(), torch.randn(16, *event, dtype=torch.float32)
     folded = ratio.fold()
     assert not folded.training
+    assert folded.head.out_features == 1
 
     ratio.eval()
     with torch.no_grad():
-        h = ratio.coefficients(x)
+        h, unfolded = ratio.coefficients(x), ratio(x)
         size = ratio.scale * (h.total * ratio.basis.integral()).abs().sum(dim=-1)
-        error = (folded(x) - ratio(x)).abs()
-        out = folded.coefficients(x)
+        prediction = folded.predict(x)
+    error = (prediction.score - unfolded).abs()
 
+    assert (unfolded != 0).all()
     assert (error <= 1e-6 * size).all()
-    assert (ratio(x) != 0).all()
-    torch.testing.assert_close(out.total[:, 0], folded(x))
-    torch.testing.assert_close(out.logits, h.logits)
-    assert folded.head.out_features == 1
+    assert error.max() <= 1e-5 * unfolded.std()
+    assert torch.equal(folded.log_ratio(x), prediction.score)
+    torch.testing.assert_close(prediction.logits, h.logits)
 
 
-def test_fold_is_exact_in_float64() -> None:
+@pytest.mark.parametrize("bias", [True, False])
+def test_fold_is_exact_in_float64(bias: bool) -> None:
     ratio, x = resnet_ratio().eval(), torch.randn(4, 3, 32, 32)
+    if not bias:
+        ratio.network.head.bias = None
     torch.testing.assert_close(ratio.fold()(x), ratio(x), rtol=1e-11, atol=1e-12)
+
+
+def test_coefficients_are_the_k_coefficients_of_a_one_step_ratio_alone() -> None:
+    ratio, x = mlp_ratio(size=8), torch.randn(5, 4)
+    h = ratio.coefficients(x)
+    assert h.total.shape == (5, 8)
+    torch.testing.assert_close(ratio.scale * h.total @ ratio.basis.integral(), ratio(x))
+    torch.testing.assert_close(ratio.log_ratio_at(ratio.outputs(x)), ratio(x))
+
+    others: list[RatioModel] = [
+        ratio.fold(),
+        DirectRatio(MLP(4, 32), 32, 3),
+        Classifier(MLP(4, 32), 32, 3).eval(),
+        TimeConditionedRatio(TimeConditionedMLP(4, 32)),
+    ]
+    for model in others:
+        assert not hasattr(model, "coefficients")
+        torch.testing.assert_close(model.log_ratio_at(model.outputs(x)), model(x))
 
 
 def test_fold_copies() -> None:
@@ -202,16 +207,6 @@ def test_fold_copies() -> None:
     assert torch.equal(folded(x), expected)
 
 
-def test_folded_scorer_round_trips_and_differentiates() -> None:
-    folded, x = mlp_ratio().fold(), torch.randn(5, 4, requires_grad=True)
-    other = copy.deepcopy(folded)
-    other.load_state_dict(folded.state_dict())
-    (slope,) = torch.autograd.grad(other(x).sum(), x)
-
-    assert isinstance(other, FoldedRatio)
-    assert slope.shape == x.shape
-
-
 def test_folded_head_is_in_float32_under_autocast() -> None:
     ratio = mlp_ratio(size=400).float()
     with torch.no_grad():
@@ -224,12 +219,6 @@ def test_folded_head_is_in_float32_under_autocast() -> None:
 
     assert ours.dtype == torch.float32
     assert torch.equal(ours, expected)
-
-
-def test_fold_without_bias() -> None:
-    ratio, x = mlp_ratio(), torch.randn(5, 4)
-    ratio.network.head = nn.Linear(32, 8, bias=False)
-    torch.testing.assert_close(ratio.fold()(x), ratio(x))
 
 
 class Saturating(CoefficientNetwork):
@@ -248,49 +237,33 @@ def with_head(head: nn.Module) -> nn.Module:
     return network
 
 
+def with_hook() -> CoefficientNetwork:
+    network = CoefficientNetwork(MLP(4, 32), 32, 8)
+    network.head.register_forward_hook(lambda module, inputs, output: output.tanh())
+    return network
+
+
 @pytest.mark.parametrize(
-    ("network", "message"),
+    ("network", "found"),
     [
-        (Counter(8), "Only a plain CoefficientNetwork .* got Counter"),
-        (Saturating(MLP(4, 32), 32, 8), "Only a plain CoefficientNetwork .* got Saturating"),
-        (with_head(nn.Sequential(nn.Linear(32, 8))), "Only an affine head .* got Sequential"),
-        (with_head(ClampedLinear(32, 8)), "Only an affine head .* got ClampedLinear"),
+        (Counter(8), "Counter"),
+        (Saturating(MLP(4, 32), 32, 8), "Saturating"),
+        (with_head(nn.Sequential(nn.Linear(32, 8))), "head Sequential"),
+        (with_head(ClampedLinear(32, 8)), "head ClampedLinear"),
+        (with_hook(), "with hooks"),
     ],
-    ids=["plain", "subclass", "sequential", "clamped"],
+    ids=["plain", "subclass", "sequential", "clamped", "hook"],
 )
-def test_fold_refuses_what_is_not_affine(network: nn.Module, message: str) -> None:
+def test_fold_refuses_what_is_not_affine(network: nn.Module, found: str) -> None:
     ratio = OneStepRatio(network, RBFBasis(size=8)).double()
 
     assert ratio(torch.randn(5, 4)).shape == (5,)
-    with pytest.raises(TypeError, match=message):
+    with pytest.raises(TypeError, match=f"{found}.* expected a plain CoefficientNetwork"):
         ratio.fold()
 
 
-def test_rejects_a_size_that_is_not_the_basis_size() -> None:
-    message = "should return 8 coefficients, the size of the basis, got 6"
-    with pytest.raises(ValueError, match=message):
-        OneStepRatio(CoefficientNetwork(MLP(4, 32), 32, 6), RBFBasis(size=8))
-    with pytest.raises(ValueError, match=message):
-        OneStepRatio(Counter(6), RBFBasis(size=8))(torch.randn(5, 4))
-
-
-def test_rejects_times_that_would_broadcast() -> None:
-    ratio, h = mlp_ratio(), torch.randn(5, 8)
-    with pytest.raises(ValueError, match=r"'t' should have shape \(B,\) .* got \(5, 1\)"):
-        ratio.score(h, torch.rand(5, 1))
-
-
-@pytest.mark.parametrize("size", [1, 8])
-def test_dtypes_survive(size: int) -> None:
-    ratio = mlp_ratio(size=size).float()
-    x, t = torch.randn(5, 4, dtype=torch.float32), torch.rand(5, dtype=torch.float32)
-
-    assert ratio(x).dtype == ratio.time_score(x, t).dtype == ratio.fold()(x).dtype == torch.float32
-    assert ratio.double()(x.double()).dtype == torch.float64
-
-
-def test_fold_refuses_hooks_which_may_change_the_output() -> None:
-    network = CoefficientNetwork(MLP(4, 32), 32, 8)
-    network.head.register_forward_hook(lambda module, inputs, output: output.tanh())
-    with pytest.raises(TypeError, match="hooks"):
-        OneStepRatio(network, RBFBasis(size=8)).fold()
+def test_sizes_and_times_that_would_broadcast_are_refused() -> None:
+    with pytest.raises(AssertionError, match="got 1 coefficients for a basis of 8"):
+        OneStepRatio(Counter(1), RBFBasis(size=8))(torch.randn(5, 4))
+    with pytest.raises(AssertionError, match=r"t: got shape \(5, 1\)"):
+        mlp_ratio().score(torch.randn(5, 8), torch.rand(5, 1))

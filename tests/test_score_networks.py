@@ -56,10 +56,8 @@ def test_unet_encoder_takes_no_time_and_decoder_does() -> None:
 
 
 def test_unet_refuses_what_does_not_fit() -> None:
-    with pytest.raises(ValueError, match="divide by 4"):
+    with pytest.raises(AssertionError, match="divide by 4"):
         UNetEncoder((8, 16, 24))(torch.zeros(1, 3, 18, 16))
-    with pytest.raises(ValueError, match="multiples of 8"):
-        UNetEncoder((8, 12))
 
 
 @pytest.mark.parametrize("kind", ["image", "vector"])
@@ -121,10 +119,10 @@ def test_joint_objectives_learn_both_scores(form: str) -> None:
     encoder = MLP(2, 32, depth=2)
     ratio = OneStepRatio(CoefficientNetwork(encoder, 32, 8), RBFBasis(size=8))
     decoder = VectorDecoder(encoder, 2, scale=inverse_noise(PATH))
-    draw = batches(10**6)
+    batch = batches(10**6)
     term: Term
     if form == "conditional":
-        weight = InverseVarianceWeight(PATH, Moments.of(draw.x_0, draw.x_1))
+        weight = InverseVarianceWeight(PATH, Moments.of(batch.x_0, batch.x_1))
         term = ConditionalJointScoreMatching(PATH, decoder, weight)
     else:
         term = JointScoreMatching(PATH, decoder, NoiseVarianceWeight(PATH))
@@ -155,18 +153,18 @@ def test_joint_objective_trains_a_unet_on_images() -> None:
     decoder = UNetDecoder(encoder, inverse_noise(PATH))
     # Images of noise with two brightnesses: only their mean matters.
     g = torch.Generator().manual_seed(0)
-    x_0, x_1, noise, probe = 0.5 * torch.randn(4, 64, 3, 8, 8, generator=g)
-    draw = Batch(x_0 - 0.5, x_1 + 0.5, torch.rand(64, generator=g), 2 * noise, probe=2 * probe)
-    weight = InverseVarianceWeight(PATH, Moments.of(draw.x_0, draw.x_1))
+    x_0, x_1, noise, probe = 0.5 * torch.randn(4, 32, 3, 8, 8, generator=g)
+    batch = Batch(x_0 - 0.5, x_1 + 0.5, torch.rand(32, generator=g), 2 * noise, probe=2 * probe)
+    weight = InverseVarianceWeight(PATH, Moments.of(batch.x_0, batch.x_1))
     term = ConditionalJointScoreMatching(PATH, decoder, weight, form="antithetic")
-    options = TrainingConfig(steps=20, batch_size=64, lr=1e-2, warmup=2, ema=0.5, amp="none")
-    trainer = Trainer(ratio, Objective({"j": (1.0, term)}), lambda s: draw, options, select=None)
-    first = trainer.step(draw)["total"]
+    options = TrainingConfig(steps=20, batch_size=32, lr=1e-2, warmup=2, ema=0.5, amp="none")
+    trainer = Trainer(ratio, Objective({"j": (1.0, term)}), lambda s: batch, options, select=None)
+    first = trainer.step(batch)["total"]
     trainer.run(progress=False)
     film = decoder.films[0]
     assert isinstance(film, FiLM)
     assert film.layer.weight.any()
     with torch.no_grad():
-        assert trainer.objective(trainer.ratio, draw)["total"].mean() < 0.9 * first
-        scores = [trainer.kept.log_ratio(x).mean().item() for x in (draw.x_0, draw.x_1)]
+        assert trainer.objective(trainer.ratio, batch)["total"].mean() < 0.9 * first
+        scores = [trainer.kept.log_ratio(x).mean().item() for x in (batch.x_0, batch.x_1)]
     assert scores[1] > scores[0]

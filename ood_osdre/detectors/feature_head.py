@@ -1,32 +1,31 @@
-r"""Trains a one-step ratio on two sets of feature vectors: the head of a frozen network.
+r"""The head of a frozen network: a one-step ratio of two sets of feature vectors.
 
 The head is trained by the end-point loss, whose minimiser is the log-ratio of the two densities.
-Features are standardised to the even mixture of both sets, and a part of both is held out and
+Features are standardised to the even mixture of both sets. A part of both sets is held out and
 selects the step with the least loss on it.
 """
 
-__all__ = ["FeatureRatioOptions", "Head", "build_head", "train_head"]
+__all__ = ["FeatureRatioOptions", "build_head", "check_features", "train_head"]
 
 import math
 from collections.abc import Callable
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from ..data.standardise import Standardise, Standardiser, check_statistics
-from ..errors import UserError
+from ..data.standardise import Standardise, check_statistics
 from ..models.bases import RBFBasis
-from ..models.guards import check_features
-from ..models.networks import MLP, CoefficientNetwork
+from ..models.networks import MLP, CoefficientNetwork, check_inputs
 from ..models.ratio import OneStepRatio, RatioModel
 from ..objectives import EndPointLoss, Objective, Shrinkage, Term
 from ..options import Count, Natural, Options, Positive, Weight
 from ..paths.times import UniformTimes
 from ..sections import TrainingConfig
 from ..training.batches import Stream, VectorBatches, step_generator
-from ..training.fit import fit
+from ..training.fit import Fit, fit
+from .fitting import check_finished
 
 # With fewer vectors than this on a side, none are held out.
 SMALLEST = 50
@@ -64,29 +63,8 @@ class FeatureRatioOptions(Options):
     seed: Natural = 0
 
 
-class Head(NamedTuple):
-    r"""A trained head.
-
-    Attributes:
-        ratio: The ratio of standardised features.
-        standardise: Their standardisation, on the ratio's device.
-        history: The validations.
-        seconds: The training time.
-    """
-
-    ratio: RatioModel
-    standardise: Standardiser
-    history: list[dict[str, float]]
-    seconds: float
-
-
 def build_head(options: FeatureRatioOptions, features: int) -> OneStepRatio:
-    r"""Builds an untrained head, in single precision.
-
-    Arguments:
-        options: The options.
-        features: The number of features :math:`F`.
-    """
+    r"""Builds an untrained head for :math:`F` features, in single precision."""
     o = options
     with torch.random.fork_rng():
         torch.manual_seed(o.seed)
@@ -98,66 +76,62 @@ def build_head(options: FeatureRatioOptions, features: int) -> OneStepRatio:
         return OneStepRatio(network, RBFBasis(size=o.size, learnable=False)).float()
 
 
+def check_features(features: object, count: int | None, what: str = "features") -> Tensor:
+    r"""Refuses features that no head can be trained or evaluated on.
+
+    Arguments:
+        features: The features, real numbers with shape :math:`(N, F)`.
+        count: The number of features :math:`F`; None for any.
+        what: What to call the features in errors.
+
+    Returns:
+        The features in single precision, with shape :math:`(N, F)`.
+
+    Raises:
+        TypeError: If they are no tensor.
+        UserError: If they are empty, of another shape, complex, or not finite in single precision.
+    """
+    if isinstance(features, Tensor):
+        count = count or max(features.shape[-1:].numel(), 1)
+        features = features if features.is_complex() else features.detach().float()
+    return check_inputs(features, (count or 1,), what)
+
+
 def train_head(
     id_features: Tensor,
     reference_features: Tensor,
     options: FeatureRatioOptions,
     device: torch.device | str = "cpu",
     progress: bool = False,
-) -> Head:
-    r"""Trains a head.
+) -> tuple[Fit, Standardise]:
+    r"""Trains a head, and returns it with the standardisation of its features.
 
-    Arguments:
-        id_features: The features of ID data, with shape :math:`(N, F)`.
-        reference_features: The features of reference data, with shape :math:`(M, F)`.
-        options: The options.
-        device: Where to train.
-        progress: Whether to show a progress bar.
-
-    Raises:
-        TypeError: If the features are no tensors.
-        UserError: If the features are not finite, too large for single precision, or of different
-            sizes, or the training was stopped by a signal.
+    Arguments and errors are those of
+    :meth:`~ood_osdre.detectors.feature_ratio.FeatureRatio.fit_features`.
     """
-    ends = _checked(id_features, "ID"), _checked(reference_features, "reference")
-    if ends[0].shape[1] != ends[1].shape[1]:
-        raise UserError(
-            f"features: {ends[0].shape[1]} of ID data but {ends[1].shape[1]} of the reference."
-        )
-    standardise = _pooled(*ends, device)
-    splits = [_split(x, options.held_out, options.seed, k) for k, x in enumerate(ends)]
-    (id_train, id_held), (reference_train, reference_held) = splits
-    batches = VectorBatches(
-        id_train,
-        torch.zeros(len(id_train), dtype=torch.long),
-        reference_train,
-        standardise,
-        options.batch_size,
-        options.seed,
-    )
+    o = options
+    x_1 = check_features(id_features, None, "ID features").cpu()
+    x_0 = check_features(reference_features, x_1.shape[1], "reference features").cpu()
+    standardise = _pooled(x_1, x_0, device)
+    id_train, id_held = _split(x_1, o.held_out, o.seed, 0)
+    reference_train, reference_held = _split(x_0, o.held_out, o.seed, 1)
+    labels = torch.zeros(len(id_train), dtype=torch.long)
     validate = None
     if len(id_held) and len(reference_held):
         validate = _held_out_score(standardise(id_held), standardise(reference_held))
     fitted = fit(
-        build_head(options, ends[0].shape[1]).to(device),
-        lambda moments, model: (UniformTimes(), _objective(options)),
-        batches,
-        _training(options),
+        build_head(o, x_1.shape[1]).to(device),
+        lambda moments, model: (UniformTimes(), _objective(o)),
+        VectorBatches(id_train, labels, reference_train, standardise, o.batch_size, o.seed),
+        TrainingConfig.short(o.steps).replace(
+            batch_size=o.batch_size, lr=o.lr, weight_decay=o.weight_decay, ema=0.99, seed=o.seed
+        ),
         validate,
         select=None if validate is None else "held_out",
         progress=progress,
     )
-    outcome = fitted.outcome
-    if not outcome.finished:
-        raise UserError(f"features: the head's training was stopped ({outcome.reason}).")
-    return Head(fitted.model, standardise, outcome.history, outcome.seconds)
-
-
-def _checked(features: Tensor, what: str) -> Tensor:
-    x = check_features(features, None, f"{what} features").cpu()
-    if len(x) == 0:
-        raise UserError(f"{what} features: got shape {tuple(x.shape)}, expected at least one.")
-    return x
+    check_finished(fitted.outcome, o.steps)
+    return fitted, standardise
 
 
 def _pooled(x_1: Tensor, x_0: Tensor, device: torch.device | str) -> Standardise:
@@ -184,17 +158,6 @@ def _objective(options: FeatureRatioOptions) -> Objective:
     if options.shrinkage:
         terms["shrinkage"] = options.shrinkage, Shrinkage(clean=True)
     return Objective(terms)
-
-
-def _training(options: FeatureRatioOptions) -> TrainingConfig:
-    o = options
-    return TrainingConfig.short(o.steps).replace(
-        batch_size=o.batch_size,
-        lr=o.lr,
-        weight_decay=o.weight_decay,
-        ema=0.99,
-        seed=o.seed,
-    )
 
 
 def _held_out_score(x_1: Tensor, x_0: Tensor) -> Callable[[RatioModel], dict[str, float]]:

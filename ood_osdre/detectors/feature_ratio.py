@@ -11,11 +11,8 @@ with :math:`\phi` the frozen features and :math:`q_1, q_0` their densities over 
 images. Scoring costs one pass of the network and a small MLP. The log-ratio is in nats, and larger
 means more ID. What the features do not tell apart, no head can.
 
-The head is trained by the end-point loss, whose minimiser is that log-ratio. A tenth of both sets
-is held out and selects the step with the least loss on it.
-
-A head belongs to the network that it was fitted to: it keeps a digest of its modules and weights
-(:mod:`ood_osdre.models.frozen`), and refuses any other.
+A head keeps a digest of the network that it was fitted to and refuses any other
+(:mod:`ood_osdre.models.frozen`).
 """
 
 __all__ = ["FeatureRatio", "FeatureRatioOptions"]
@@ -29,11 +26,11 @@ from torch import Tensor, nn
 
 from ..data.standardise import Standardise, Standardiser, check_statistics
 from ..errors import UserError
-from ..models.frozen import Features, KnownNetwork, collect_features, device_of, extract_features
-from ..models.guards import check_features, check_log_ratios
+from ..evaluation.metrics import check_scores
+from ..models.frozen import Features, NetworkDigest, collect_features, device_of, extract_features
 from ..models.ratio import RatioModel
 from ..training import checkpoint
-from .feature_head import FeatureRatioOptions, build_head, train_head
+from .feature_head import FeatureRatioOptions, build_head, check_features, train_head
 
 NAME = "feature_ratio"
 
@@ -63,7 +60,7 @@ class FeatureRatio:
         self.layer = layer
         self.net: nn.Module | None = None
         #: The network that the features came from; None if that is not recorded.
-        self.known: KnownNetwork | None = None
+        self.known: NetworkDigest | None = None
         self.ratio: RatioModel | None = None
         self.standardise: Standardiser | None = None
         self.history: list[dict[str, float]] = []
@@ -99,8 +96,7 @@ class FeatureRatio:
             The ratio itself, with :meth:`log_ratio` ready.
 
         Raises:
-            TypeError: If the network is no module.
-            UserError: If the network offers no features, or they are not finite.
+            UserError: If the network offers no features, or as :meth:`fit_features`.
         """
         id_features, reference_features = (
             collect_features(net, images, self.layer, batch_size)
@@ -128,12 +124,15 @@ class FeatureRatio:
             The ratio itself.
 
         Raises:
-            UserError: If the features are not finite, or of different sizes.
+            TypeError: If the features are no tensors.
+            UserError: If there are none, they are not finite in single precision or of different
+                sizes, or a signal stopped the training.
         """
-        self.ratio, self.standardise, self.history, self.seconds = train_head(
+        fitted, self.standardise = train_head(
             id_features, reference_features, self.options, device, progress
         )
-        self.known = None
+        self.ratio, self.known = fitted.model, None
+        self.history, self.seconds = fitted.outcome.history, fitted.outcome.seconds
         return self
 
     @torch.no_grad()
@@ -153,11 +152,11 @@ class FeatureRatio:
             UserError: If nothing is fitted, or features or log-ratios are not finite, or of
                 another number.
         """
-        if self.ratio is None or self.standardise is None:
-            raise UserError("FeatureRatio: not fitted; call fit or fit_features, or load one.")
+        ratio, standardise = self._fitted()
         single = check_features(features, self.features)
-        parts = [self.ratio.log_ratio(self.standardise(x)) for x in single.split(batch_size)]
-        return check_log_ratios(torch.cat(parts), "features").to(features.device)
+        scores = torch.cat([ratio.log_ratio(standardise(x)) for x in single.split(batch_size)])
+        check_scores("features", scores.float().cpu().numpy())
+        return scores.to(features.device)
 
     def attach(self, net: nn.Module) -> "FeatureRatio":
         r"""Sets the network whose features :meth:`log_ratio` takes; it is not copied or saved.
@@ -175,25 +174,21 @@ class FeatureRatio:
         device = device_of(net)
         self.check_network(net)
         if self.known is None:
-            self.known = KnownNetwork.of(net)
+            self.known = NetworkDigest.of(net)
         self.net = net
         return self.to(device)
 
     def check_network(self, net: nn.Module) -> None:
-        r"""Raises an error if the head is known to have been fitted to another network."""
+        r"""Raises a :class:`UserError` if the head is known to belong to another network."""
         if self.known is not None:
             self.known.check(net)
 
     def evaluate(self, net: nn.Module, x: Tensor) -> tuple[Tensor, Features]:
-        r"""Returns the log-ratio and what else one pass of a network gives.
+        r"""Returns the log-ratios of inputs, with the features and logits of the same pass.
 
         Arguments:
             net: The network that the features of the fit came from.
             x: Its inputs, with shape :math:`(B, *)`.
-
-        Returns:
-            The log-ratios in nats (larger = more ID), with shape :math:`(B)`, and the features
-            with the logits.
 
         Raises:
             UserError: If the head was fitted to another network, or to other weights of it; or as
@@ -204,7 +199,7 @@ class FeatureRatio:
         return self.log_ratio_of_features(given.features), given
 
     def log_ratio(self, x: Tensor) -> Tensor:
-        r"""Returns the log-ratio, in one pass of the network.
+        r"""Returns the log-ratios of inputs, in one pass of the network that is attached.
 
         Arguments:
             x: Inputs of the network, preprocessed as it expects, with shape :math:`(B, *)`.
@@ -213,10 +208,10 @@ class FeatureRatio:
             The log-ratios in nats (larger = more ID), with shape :math:`(B)`.
 
         Raises:
-            UserError: If there is no network, nothing is fitted, or a log-ratio is not finite.
+            UserError: If there is no network, or as :meth:`evaluate`.
         """
         if self.net is None:
-            raise UserError("FeatureRatio: has no network; call attach(net) after load.")
+            raise UserError("FeatureRatio: has no network; call fit, or attach(net) after load.")
         return self.evaluate(self.net, x)[0]
 
     def to(self, device: torch.device | str) -> "FeatureRatio":
@@ -227,15 +222,10 @@ class FeatureRatio:
         return self
 
     def save(self, folder: str | Path) -> None:
-        r"""Writes the head, not the network, into a folder: safetensors and JSON.
-
-        Raises:
-            UserError: If nothing is fitted.
-        """
-        if self.ratio is None or self.standardise is None:
-            raise UserError("FeatureRatio: not fitted, there is nothing to save.")
-        statistics = {"mean": self.standardise.mean, "std": self.standardise.std}
-        weights = {f"ratio.{k}": v.clone() for k, v in self.ratio.state_dict().items()}
+        r"""Writes the head, not the network, into a folder; refuses one that is not fitted."""
+        ratio, standardise = self._fitted()
+        tensors = {f"ratio.{key}": value for key, value in ratio.state_dict().items()}
+        tensors |= {"mean": standardise.mean, "std": standardise.std}
         metadata = {
             "options": self.options.to_dict(),
             "features": self.features,
@@ -243,7 +233,7 @@ class FeatureRatio:
             "network": None if self.known is None else self.known.digest,
             "seconds": self.seconds,
         }
-        checkpoint.write_checkpoint(Path(folder), NAME, {**statistics, **weights}, metadata)
+        checkpoint.write_checkpoint(Path(folder), NAME, tensors, metadata)
 
     @classmethod
     def load(cls, folder: str | Path, net: nn.Module | None = None) -> "FeatureRatio":
@@ -260,18 +250,23 @@ class FeatureRatio:
         source = checkpoint.checkpoint_path(Path(folder), NAME)
         try:
             self = cls(FeatureRatioOptions.of(metadata["options"], str(source)), metadata["layer"])
-            ratio = build_head(self.options, metadata["features"])
-            self.seconds = metadata["seconds"]
+            features, self.seconds = metadata["features"], metadata["seconds"]
             digest = metadata["network"]  # null for a head fitted to features alone
             mean, std = tensors.pop("mean"), tensors.pop("std")
+            ratio = build_head(self.options, features)
         except (KeyError, TypeError) as error:
             raise UserError(f"{source}: not a ratio of features ({error}).") from None
         own = {key.removeprefix("ratio."): value for key, value in tensors.items()}
         checkpoint.restore(ratio, own, source)
-        statistics = check_statistics(mean, std, metadata["features"], source)
-        self.ratio, self.standardise = ratio.eval(), Standardise(*statistics)
-        self.known = None if digest is None else KnownNetwork(digest)
+        self.standardise = Standardise(*check_statistics(mean, std, features, source))
+        self.ratio = ratio.eval()
+        self.known = None if digest is None else NetworkDigest(digest)
         return self if net is None else self.attach(net)
+
+    def _fitted(self) -> tuple[RatioModel, Standardiser]:
+        if self.ratio is None or self.standardise is None:
+            raise UserError("FeatureRatio: not fitted; call fit or fit_features, or load one.")
+        return self.ratio, self.standardise
 
     def __getstate__(self) -> dict[str, Any]:
         # The network is its owner's to keep.

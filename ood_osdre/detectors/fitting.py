@@ -1,53 +1,78 @@
-r"""From ID data and a reference of a user's own to what the training loop needs.
+r"""From a user's configuration, ID data and reference to what the training loop takes.
 
-What :func:`ood_osdre.evaluation.scorer.train_run` takes from a benchmark, a :class:`Problem` makes out
-of the data: the statistics of the ID data, and a part of both sets that is held out to select
-the model. Images are augmented and validated as those of a benchmark are; vectors are neither
-augmented nor compared with sets made by a program, so their validation is the held-out reference
-alone.
+:func:`prepare` computes the statistics of the ID data, and holds a part of both sets out to select
+the model. Images are augmented and validated as those of a benchmark are. Vectors are not
+augmented, and no synthetic validation OOD is made of them: the held-out reference alone selects.
 """
 
-__all__ = ["Problem"]
+__all__ = [
+    "TrainingData",
+    "check_finished",
+    "class_labels",
+    "configured",
+    "held_folder",
+    "prepare",
+]
 
 import hashlib
 import logging
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import nn
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
 
-from ..config import Config
+from ..config import Config, load_config
 from ..data import ImageSet, hold_out_reference
 from ..data.inputs import Samples
 from ..data.sets import count_shared, fingerprints
-from ..data.standardise import Preprocess, Standardise
+from ..data.standardise import Preprocess, Standardise, Standardiser
 from ..errors import UserError
 from ..evaluation.evaluate import Validation, score_images
 from ..evaluation.metrics import ood_metrics
-from ..models.build import build_untrained
+from ..files import sweep
 from ..models.ratio import RatioModel
-from ..objectives.build import prepare_objective
+from ..options import shown
 from ..training.batches import Batches, ImageBatches, VectorBatches
-from ..training.fit import Fit, fit
-from ..training.trainer import Validate
+from ..training.run import MODEL, STATE, holds, locked
+from ..training.trainer import Outcome, Validate
 
 # The share of ID data, and of a reference without classes, that selects the model.
 HELD_OUT = 0.1
 # A channel or coordinate that never varies is only centred.
 LEAST_STD = 1e-3
-# Options that transform images.
-IMAGE_OPTIONS = ("broaden", "mixture")
 
 log = logging.getLogger(__name__)
 
 
-class Problem:
-    r"""A ratio to be learnt: ID data against a reference.
+class TrainingData(NamedTuple):
+    r"""ID data and a reference, ready to be trained on.
+
+    Attributes:
+        config: The configuration, without the terms of a class head if there are no labels.
+        batches: The training batches.
+        validate: Compares held-out ID data with held-out reference, to select the model.
+        preprocess: The preprocessing, with the statistics of the ID training data.
+        metadata: What is stored with the model, to rebuild it.
+        seen: The fingerprints of all items of both sets.
+    """
+
+    config: Config
+    batches: Batches
+    validate: Validate
+    preprocess: Standardiser
+    metadata: dict[str, Any]
+    seen: NDArray[np.int64]
+
+
+def prepare(
+    config: Config, id_data: Samples, reference: Samples, device: torch.device
+) -> TrainingData:
+    r"""Prepares ID data and a reference for training.
 
     Arguments:
         config: The configuration.
@@ -58,165 +83,110 @@ class Problem:
     Raises:
         UserError: If the sets are too small, of different shapes, or labelled in part.
     """
-
-    def __init__(
-        self, config: Config, id_data: Samples, reference: Samples, device: torch.device
-    ) -> None:
-        if id_data.values.shape[1:] != reference.values.shape[1:]:
-            raise UserError(
-                f"reference: items of shape {reference.values.shape[1:]}, expected "
-                f"{id_data.values.shape[1:]} as in the ID data."
-            )
-        if len(id_data.values) < 2 or len(reference.values) < 2:
-            raise UserError(
-                f"fit: got {len(id_data.values)} ID and {len(reference.values)} reference items, "
-                "expected at least 2 of each: some train, some select."
-            )
-        self.classes = _classes(id_data)
-        if not self.classes:
-            # Nothing could train a class head.
-            options = config.objective.replace(class_weight=0.0, outlier_exposure=0.0)
-            config = config.replace(objective=options)
-        self.config, self.device = config, device
-        self.dim = None if id_data.has_images else id_data.values.shape[1]
-        self.seen, checksums = _inspect(id_data, reference)
-
-        seed = config.training.seed
-        rng = np.random.default_rng(seed)
-        order = rng.permutation(len(id_data.values))
-        held = max(1, round(HELD_OUT * len(order)))
-        self._id_val, self._id_train = (
-            _pick(id_data, part) for part in (order[:held], order[held:])
-        )
-        images = id_data.has_images
-        self._reference, self._near = _split(reference, seed) if images else _halve(reference, rng)
-        axes = (0, 1, 2) if images else (0,)
-        scale = 255.0 if images else 1.0
-        self.mean = self._id_train.values.mean(axes, dtype=np.float64) / scale
-        std = self._id_train.values.std(axes, dtype=np.float64) / scale
-        self.std = std.clip(min=LEAST_STD)
-        kind = Preprocess if images else Standardise
-        self.preprocess = kind(self.mean.tolist(), self.std.tolist(), device)
-        self.metadata: dict[str, Any] = {
-            "config": config.to_dict(),
-            "classes": self.classes,
-            "mean": self.mean.tolist(),
-            "std": self.std.tolist(),
-            "dim": self.dim,
-            "reference": None,
-            "checksums": checksums,
-        }
-
-    def batches(self) -> Batches:
-        r"""Returns the training batches."""
-        config, size = self.config, self.config.training.batch_size
-        if not isinstance(self.preprocess, Standardise):
-            return ImageBatches(
-                _images(self._id_train),
-                _images(self._reference),
-                config.data,
-                self.preprocess,
-                size,
-                config.training.seed,
-            )
-        for name in IMAGE_OPTIONS:
-            if getattr(config.data, name):
-                raise UserError(f"data.{name}: transforms images, expected 0 for vectors.")
-        return VectorBatches(
-            torch.as_tensor(self._id_train.values),
-            torch.as_tensor(self._id_train.labels),
-            torch.as_tensor(self._reference.values),
-            self.preprocess,
-            size,
-            config.training.seed,
-        )
-
-    def fit(
-        self,
-        backbone: nn.Module | None,
-        size: int,
-        folder: Path | None,
-        resume: bool = False,
-        progress: bool = True,
-    ) -> tuple[Fit, dict[str, Any]]:
-        r"""Trains a new ratio.
-
-        Arguments:
-            backbone: As for :func:`~ood_osdre.models.build.build_untrained`.
-            size: The side of images.
-            folder: A folder for checkpoints and the log; None writes nothing.
-            resume: Whether to go on from the folder's checkpoint, if there is one.
-            progress: Whether to show a progress bar.
-
-        Returns:
-            The fitted model, and what is stored with it.
-        """
-        config = self.config
-        torch.manual_seed(config.training.seed)
-        ratio = build_untrained(config, self.classes, self.dim, backbone, size).to(self.device)
-        own = None if backbone is None else type(backbone).__qualname__
-        metadata = self.metadata | {"size": size, "backbone": own}
-        fitted = fit(
-            ratio,
-            partial(prepare_objective, config),
-            self.batches(),
-            config.training,
-            self.validation(),
-            select=config.evaluation.select,
-            folder=folder,
-            metadata=metadata,
-            resume=resume,
-            progress=progress,
-        )
-        return fitted, metadata
-
-    def validation(self) -> Validate:
-        r"""Returns what selects the model: ID data held out against reference held out."""
-        options = self.config.evaluation
-        if self.dim is None:
-            return Validation(
-                _images(self._id_val),
-                _images(self._near),
-                self.preprocess,
-                options.batch_size,
-                self.config.data.val_limit,
-            )
-
-        def validate(ratio: RatioModel) -> Mapping[str, float]:
-            id_scores, near = (
-                score_images(ratio, chunk.values, self.preprocess, options.batch_size)[0]
-                for chunk in (self._id_val, self._near)
-            )
-            auroc = ood_metrics(id_scores, near).auroc
-            return {"val_near": auroc, "val_auroc": auroc}
-
-        return validate
-
-
-def _classes(id_data: Samples) -> int:
-    r"""Returns the number of ID classes, 0 without labels."""
-    labels, count = id_data.labels, len(id_data.values)
-    if labels.shape != (count,):
-        raise UserError(f"ID data: {count} items but labels of shape {labels.shape}.")
-    unlabelled = int((labels < 0).sum())
-    if unlabelled == count:
-        return 0
-    if unlabelled:
+    id_shape, reference_shape = id_data.values.shape, reference.values.shape
+    if id_shape[1:] != reference_shape[1:] or min(id_shape[0], reference_shape[0]) < 2:
         raise UserError(
-            f"ID data: {unlabelled} of {count} labels are negative, expected class indices from 0 "
-            "for all, or none."
+            f"fit: got ID data of shape {id_shape} and a reference of shape {reference_shape}, "
+            "expected items of one shape, at least 2 of each: some train, some select."
         )
-    if labels.max() >= count:
-        raise UserError(
-            f"ID data: a label is {labels.max()} among {count} items, expected class indices "
-            "from 0."
-        )
-    return int(labels.max()) + 1
+    classes = _count_classes(id_data)
+    if not classes:
+        # Nothing could train a class head.
+        objective = config.objective.replace(class_weight=0.0, outlier_exposure=0.0)
+        config = config.replace(objective=objective)
+    seen, checksums = _inspect(id_data, reference)
+    make = _image_batches if id_data.has_images else _vector_batches
+    batches, validate, preprocess, (mean, std) = make(config, id_data, reference, device)
+    metadata = {
+        "config": config.to_dict(),
+        "classes": classes,
+        "mean": mean,
+        "std": std,
+        "dim": None if id_data.has_images else id_shape[1],
+        "reference": None,
+        "checksums": checksums,
+    }
+    return TrainingData(config, batches, validate, preprocess, metadata, seen)
+
+
+# The means and the standard deviations of the channels or coordinates.
+Statistics = tuple[list[float], list[float]]
+Parts = tuple[Batches, Validate, Standardiser, Statistics]
+
+
+def _image_batches(
+    config: Config, id_data: Samples, reference: Samples, device: torch.device
+) -> Parts:
+    training, images = config.training, ImageSet(*id_data)
+    id_train, id_val = (
+        images.subset(rows)
+        for rows in _hold_out(len(images), np.random.default_rng(training.seed))
+    )
+    fraction = max(HELD_OUT, 1 / len(reference.values))
+    others, near = hold_out_reference(ImageSet(*reference), fraction=fraction, seed=training.seed)
+    statistics = _statistics(id_train.images, (0, 1, 2), 255.0)
+    preprocess = Preprocess(*statistics, device)
+    size, limit = config.evaluation.batch_size, config.data.val_limit
+    return (
+        ImageBatches(
+            id_train, others, config.data, preprocess, training.batch_size, training.seed
+        ),
+        Validation(id_val, near, preprocess, size, limit),
+        preprocess,
+        statistics,
+    )
+
+
+def _vector_batches(
+    config: Config, id_data: Samples, reference: Samples, device: torch.device
+) -> Parts:
+    for name in ("broaden", "mixture"):
+        if getattr(config.data, name):
+            raise UserError(
+                f"data.{name}: transforms images, expected 0 for vectors; they take the "
+                "configuration {'network': {'kind': 'mlp'}}."
+            )
+    training, rng = config.training, np.random.default_rng(config.training.seed)
+    train, val = _hold_out(len(id_data.values), rng)
+    reference_train, reference_val = _hold_out(len(reference.values), rng)
+    statistics = _statistics(id_data.values[train], (0,), 1.0)
+    standardise = Standardise(*statistics, device)
+    batches = VectorBatches(
+        torch.as_tensor(id_data.values[train]),
+        torch.as_tensor(id_data.labels[train]),
+        torch.as_tensor(reference.values[reference_train]),
+        standardise,
+        training.batch_size,
+        training.seed,
+    )
+    held_out = id_data.values[val], reference.values[reference_val]
+
+    def validate(ratio: RatioModel) -> Mapping[str, float]:
+        size = config.evaluation.batch_size
+        scores = (score_images(ratio, values, standardise, size)[0] for values in held_out)
+        auroc = ood_metrics(*scores).auroc
+        return {"val_near": auroc, "val_auroc": auroc}
+
+    return batches, validate, standardise, statistics
+
+
+def _hold_out(count: int, rng: np.random.Generator) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    r"""Returns the rows that train and the rows that select, both in order."""
+    order = rng.permutation(count)
+    held = max(1, round(HELD_OUT * count))
+    return np.sort(order[held:]), np.sort(order[:held])
+
+
+def _statistics(values: NDArray[Any], axes: tuple[int, ...], scale: float) -> Statistics:
+    mean = values.mean(axes, dtype=np.float64) / scale
+    std = values.std(axes, dtype=np.float64) / scale
+    return mean.tolist(), std.clip(min=LEAST_STD).tolist()
 
 
 def _inspect(id_data: Samples, reference: Samples) -> tuple[NDArray[np.int64], dict[str, str]]:
     r"""Returns the fingerprints and checksums of both sets; warns if they share items."""
-    marks = [fingerprints(chunk.values) for chunk in (id_data, reference)]
+    both = id_data.values, reference.values
+    marks = [fingerprints(values) for values in both]
     if shared := count_shared(marks[1], marks[0]):
         log.warning(
             "%d of %d reference items are ID items too: the ratio is pulled to 1 there",
@@ -225,35 +195,99 @@ def _inspect(id_data: Samples, reference: Samples) -> tuple[NDArray[np.int64], d
         )
     sums = [hashlib.sha256(np.sort(m).astype("<i8").tobytes()).hexdigest() for m in marks]
     # Copies in single precision are the same items.
-    marks += [
-        fingerprints(chunk.values.astype(np.float32))
-        for chunk in (id_data, reference)
-        if chunk.values.dtype == np.float64
-    ]
+    marks += [fingerprints(v.astype(np.float32)) for v in both if v.dtype == np.float64]
     return np.unique(np.concatenate(marks)), dict(zip(("id", "reference"), sums, strict=True))
 
 
-def _pick(chunk: Samples, indices: NDArray[np.intp]) -> Samples:
-    indices = np.sort(indices)
-    return Samples(
-        chunk.values[indices], chunk.labels[indices], [chunk.names[int(i)] for i in indices]
-    )
+def _count_classes(id_data: Samples) -> int:
+    r"""Returns the number of ID classes, 0 without labels."""
+    labels, count = id_data.labels, len(id_data.values)
+    found, unlabelled = None, int((labels < 0).sum())
+    if labels.shape != (count,):
+        found = f"labels of shape {labels.shape}"
+    elif unlabelled not in (0, count):
+        found = f"{unlabelled} negative labels"
+    elif labels.max() >= count:
+        found = f"a label {labels.max()}"
+    if found:
+        raise UserError(
+            f"ID data: got {count} items and {found}, expected a class index from 0 for all, or "
+            "for none."
+        )
+    return int(labels.max()) + 1
 
 
-def _images(chunk: Samples) -> ImageSet:
-    return ImageSet(chunk.values, chunk.labels, chunk.names)
+def class_labels(labels: ArrayLike | Tensor) -> NDArray[np.int64]:
+    r"""Returns class labels as integers, none of them rounded.
+
+    Arguments:
+        labels: The labels, whole numbers from 0, or -1 for none, with shape :math:`(N)`.
+
+    Raises:
+        UserError: If they are something else.
+    """
+    try:
+        array = np.asarray(labels.detach().cpu() if isinstance(labels, Tensor) else labels)
+    except ValueError:  # lists of different lengths
+        array = np.asarray(shown(labels))
+    wrong = array.ravel()
+    if array.dtype.kind in "biuf":
+        # Floats hold whole numbers exactly up to here; NaN is not one.
+        wrong = array[~((array >= -1) & (array < 2**53) & (array == np.floor(array)))]
+    if wrong.size:
+        raise UserError(
+            f"labels: {wrong.size} of {array.size} are no class index, the first is "
+            f"{shown(wrong.tolist()[0])}; expected class indices from 0, or -1 for none."
+        )
+    return array.astype(np.int64)
 
 
-def _split(reference: Samples, seed: int) -> tuple[Samples, Samples]:
-    r"""Holds classes of reference images out, or a part of them."""
-    count = len(reference.values)
-    fraction = max(HELD_OUT, 1 / count)
-    parts = hold_out_reference(_images(reference), fraction=fraction, seed=seed)
-    train, near = (Samples(part.images, part.labels, part.names) for part in parts)
-    return train, near
+def configured(
+    config: str | Path | Mapping[str, Any] | Config | None,
+    options: Mapping[str, object],
+    gpu: bool,
+) -> Config:
+    r"""Returns the configuration with options, `__` standing for the dot of a key.
+
+    Arguments:
+        config: Its name or file, a mapping, or the configuration itself; None for the one of
+            32x32 images that suits the device.
+        options: The options by name.
+        gpu: Whether there is a GPU.
+
+    Raises:
+        UserError: If it is none, or an option is unknown or out of range.
+    """
+    if config is None:
+        config = "cifar10" if gpu else "cifar10_cpu"
+    source = str(config) if isinstance(config, str | Path) else "config"
+    values: Any = load_config(config) if isinstance(config, str | Path) else config
+    if isinstance(values, Config):
+        values = values.to_dict()
+    if isinstance(values, Mapping):
+        values = {**values, **{key.replace("__", "."): value for key, value in options.items()}}
+    return Config.from_mapping(values, source)
 
 
-def _halve(reference: Samples, rng: np.random.Generator) -> tuple[Samples, Samples]:
-    order = rng.permutation(len(reference.values))
-    held = max(1, round(HELD_OUT * len(order)))
-    return _pick(reference, order[held:]), _pick(reference, order[:held])
+@contextmanager
+def held_folder(folder: Path | None, resume: bool) -> Iterator[None]:
+    r"""Holds a folder, if there is one, against other runs; only `resume` goes on with a run."""
+    if folder is None:
+        yield
+        return
+    with locked(folder):
+        if not resume and holds(folder, STATE, MODEL):
+            raise UserError(
+                f"{folder}: holds a run already; go on with resume=True or choose another folder."
+            )
+        sweep(folder, age=0)
+        yield
+
+
+def check_finished(outcome: Outcome, steps: int, folder: Path | None = None) -> None:
+    r"""Raises a :class:`UserError` if something stopped a training, saved in a folder or not."""
+    if not outcome.finished:
+        where = "" if folder is None else f"; saved in {folder}, go on with resume=True"
+        raise UserError(
+            f"fit: stopped ({outcome.reason}) at step {outcome.step} of {steps}{where}."
+        )

@@ -1,55 +1,70 @@
 r"""A detector in plain Python: fit, score, calibrate, predict, save.
 
 :class:`OneStepDetector` puts the parts of this package together for data that belong to no
-benchmark: it takes ID data and a reference in whatever form they come
-(:mod:`ood_osdre.data.inputs`), computes the statistics of the ID data, holds a part of both
-sets out to select the model, and trains with the one training loop. Nothing it reads in
-:meth:`~OneStepDetector.fit` is test data; calibration refuses inputs that it has read there.
+benchmark. It takes ID data and a reference in whatever form they come
+(:mod:`ood_osdre.data.inputs`), holds a part of both out to select the model, and trains with the
+one training loop. Nothing it reads in :meth:`~OneStepDetector.fit` is test data; calibration
+refuses inputs that it has read there.
 
-What a user passes to a detector beside the data: a configuration, options and labels.
+A detector's folder holds its model as a run's folder does, so that :func:`ood_osdre.load_scorer`
+reads it, too. Beside it lies a checkpoint `calibration` with the calibration scores, the rate, and
+the fingerprints of what fit has read.
 """
 
-__all__ = ["OneStepDetector", "class_labels", "configured"]
+__all__ = ["OneStepDetector"]
 
 import logging
 import os
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from ..config import Config, load_config
-from ..data.inputs import Samples, read, read_pieces
+from ..config import Config
+from ..data.inputs import read, read_pieces
 from ..data.sets import count_shared, fingerprints
 from ..errors import UserError
 from ..evaluation.calibration import SplitConformal
 from ..evaluation.evaluate import score_images
 from ..evaluation.metrics import check_scores
 from ..evaluation.scorer import Scorer, TrainedModel, read_model
+from ..models.build import build_ratio
+from ..objectives.build import prepare_objective
+from ..options import Count, Options
+from ..training.checkpoint import MODEL, checkpoint_path, read_checkpoint, write_checkpoint
 from ..training.distributed import find_device
+from ..training.fit import fit
 from ..training.trainer import Outcome
-from .files import held_folder, read_calibration, write_detector
-from .fitting import Problem
+from .fitting import check_finished, class_labels, configured, held_folder, prepare
 
-ESTIMATORS = ("one_step", "direct")
+CALIBRATION = "calibration"
+NOT_FITTED = "is not fitted; call fit first"
+NOT_CALIBRATED = "has no threshold; call fit, then calibrate with ID data that fit has not read"
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
+
+
+class _Supported(Options):
+    r"""The sizes and estimators that a detector can have."""
+
+    size: Count
+    estimator: Literal["one_step", "direct"]
 
 
 class OneStepDetector:
     r"""An OOD detector on your own data.
 
     Scores are log-ratios of ID data to the reference in nats; **larger = more ID**. Decisions
-    follow scikit-learn: **+1 is an inlier (ID), -1 an outlier (flagged as OOD)**.
-
-    Data may be arrays, tensors, data loaders, torchvision data sets, folders of images, list
-    files (:mod:`ood_osdre.data.inputs` has the table), or vectors; images are pixels that are
-    not normalised.
+    follow scikit-learn: **+1 is an inlier (ID), -1 an outlier (flagged as OOD)**. Data may be
+    arrays, tensors, data loaders, torchvision data sets, folders of images, list files or vectors
+    (:mod:`ood_osdre.data.inputs` has the table); images are pixels that are not normalised.
 
     Arguments:
         config: The name of a configuration that the package ships, a YAML file, a mapping or a
@@ -66,7 +81,6 @@ class OneStepDetector:
             `training__steps=2000`.
 
     Raises:
-        TypeError: If the backbone is no module.
         UserError: If an option is unknown or out of range, or the device is not there.
 
     Example:
@@ -92,21 +106,13 @@ class OneStepDetector:
         progress: bool = True,
         **options: object,
     ) -> None:
-        if backbone is not None and not isinstance(backbone, nn.Module):
-            found = backbone.__name__ if isinstance(backbone, type) else type(backbone).__name__
-            raise TypeError(f"'backbone' should be a torch.nn.Module, got {found}.")
-        if type(size) is not int or size < 1:
-            raise UserError(f"size: got {size!r}, expected a number of pixels, an integer >= 1.")
+        is_module = backbone is None or isinstance(backbone, nn.Module)
+        assert is_module, f"backbone: got {backbone!r}, expected an instance of nn.Module."
         self.device = find_device(device)
         self.config = configured(config, options, gpu=self.device.type == "cuda")
-        if self.config.estimator not in ESTIMATORS:
-            raise UserError(
-                f"estimator: got {self.config.estimator}, a detector needs one of "
-                f"{' and '.join(ESTIMATORS)}."
-            )
-        if backbone is not None and self.config.estimator != "one_step":
-            raise UserError("estimator: a backbone of your own needs one_step.")
-        self.backbone, self.size, self.progress = backbone, size, progress
+        given = {"size": size, "estimator": self.config.estimator}
+        self.size = _Supported.of(given, type(self).__name__).size
+        self.backbone, self.progress = backbone, progress
         self.outcome = Outcome()
         self.conformal: SplitConformal | None = None
         self._trained: TrainedModel | None = None
@@ -152,18 +158,30 @@ class OneStepDetector:
         given = read(id_data, self.size, "ID data")
         if labels is not None:
             given = given._replace(labels=class_labels(labels))
-        problem = Problem(self.config, given, read(reference, self.size, "reference"), self.device)
+        data = prepare(self.config, given, read(reference, self.size, "reference"), self.device)
+        own = None if self.backbone is None else type(self.backbone).__qualname__
+        metadata = data.metadata | {"size": self.size, "backbone": own}
         target = None if folder is None else Path(folder)
-        with nullcontext() if target is None else held_folder(target, resume):
-            fitted, metadata = problem.fit(self.backbone, self.size, target, resume, self.progress)
-        self.outcome = fitted.outcome
-        if not self.outcome.finished:
-            where = "" if folder is None else f"; saved in {folder}, go on with resume=True"
-            raise UserError(
-                f"fit: stopped ({self.outcome.reason}) at step {self.outcome.step} of "
-                f"{self.config.training.steps}{where}."
+        with held_folder(target, resume):
+            torch.manual_seed(data.config.training.seed)
+            ratio = build_ratio(
+                data.config, metadata["classes"], metadata["dim"], self.backbone, self.size
             )
-        self._take(TrainedModel(fitted.model, problem.preprocess, metadata), problem.seen)
+            fitted = fit(
+                ratio.to(self.device),
+                partial(prepare_objective, data.config),
+                data.batches,
+                data.config.training,
+                data.validate,
+                select=data.config.evaluation.select,
+                folder=target,
+                metadata=metadata,
+                resume=resume,
+                progress=self.progress,
+            )
+        self.outcome = fitted.outcome
+        check_finished(fitted.outcome, data.config.training.steps, target)
+        self._take(TrainedModel(fitted.model, data.preprocess, metadata), data.seen)
         self.conformal = None
         return self
 
@@ -175,34 +193,27 @@ class OneStepDetector:
     @property
     def scorer(self) -> Scorer:
         r"""The trained model, folded, with its preprocessing."""
-        return self._get_scorer("scorer")
+        return _required(self._scorer, NOT_FITTED)
 
     def score(self, x: object) -> NDArray[np.float32]:
-        r"""Scores inputs, one forward pass each.
+        r"""Returns the log-ratios in nats (larger = more ID), with shape :math:`(N)`, in one pass.
 
         Arguments:
             x: The images or vectors, :math:`N` of them.
-
-        Returns:
-            The log-ratios in nats, larger = more ID, with shape :math:`(N)`.
 
         Raises:
             UserError: If there are none, they are not what the detector was fitted on, or a
                 score is NaN or infinite.
         """
-        scorer = self._get_scorer("score")
-        parts = [self._score(scorer, chunk) for chunk in read_pieces(x, self.size, "input")]
-        if not parts:
-            raise UserError("input: empty, expected at least one image or vector.")
-        return np.concatenate(parts)
+        return np.concatenate([scores for scores, _ in self._scored(x, "input")])
 
     def calibrate(
         self, id_data: object, alpha: float = 0.05, seen: Literal["refuse", "warn"] = "refuse"
     ) -> "OneStepDetector":
         r"""Sets the threshold at which ID inputs are flagged at a rate of at most `alpha`.
 
-        The rate is an expectation over calibration sets; see :mod:`ood_osdre.evaluation.calibration` for what
-        is guaranteed and what is not.
+        The rate is an expectation over calibration sets; :mod:`ood_osdre.evaluation.calibration`
+        says what is guaranteed and what is not.
 
         Arguments:
             id_data: ID data that neither trained nor selected the model, :math:`n` of them.
@@ -217,72 +228,52 @@ class OneStepDetector:
         Raises:
             UserError: If inputs were seen, or as :meth:`score`.
         """
-        if seen not in ("refuse", "warn"):
-            raise ValueError(f"'seen' should be 'refuse' or 'warn', got {seen!r}.")
-        scorer = self._get_scorer("calibrate")
-        scores, marks = [], []
-        for chunk in read_pieces(id_data, self.size, "calibration data"):
-            scores.append(self._score(scorer, chunk))
-            marks.append(fingerprints(chunk.values))
-        if not scores:
-            raise UserError("calibration data: empty, expected at least one image or vector.")
+        assert seen in ("refuse", "warn"), f"seen: got {seen!r}, expected 'refuse' or 'warn'."
+        pieces = self._scored(id_data, "calibration data")
+        scored = [(scores, fingerprints(values)) for scores, values in pieces]
+        scores, marks = (np.concatenate(parts) for parts in zip(*scored, strict=True))
         if self._seen is None:
             log.warning("calibration: what trained this model is not recorded, so not compared.")
-        elif shared := count_shared(np.concatenate(marks), self._seen):
+        elif shared := count_shared(marks, self._seen):
             message = (
-                f"calibration data: {shared} of {sum(map(len, marks))} items were read in fit, "
+                f"calibration data: {shared} of {len(marks)} items were read in fit, "
                 "which voids the guarantee"
             )
             if seen == "refuse":
                 raise UserError(f"{message}; hold data out for it (or pass seen='warn').")
             log.warning("%s", message)
-        self.conformal = SplitConformal(np.concatenate(scores), alpha)
+        self.conformal = SplitConformal(scores, alpha)
         return self
 
     def predict(self, x: object) -> NDArray[np.int64]:
-        r"""Decides on inputs: +1 for an inlier (ID), -1 for an outlier (flagged as OOD).
+        r"""Returns +1 for inliers (ID), -1 for outliers (flagged as OOD), with shape :math:`(N)`.
 
-        Arguments:
-            x: The images or vectors, :math:`N` of them.
-
-        Returns:
-            The decisions, with shape :math:`(N)`.
-
-        Raises:
-            UserError: If the detector is not calibrated, or as :meth:`score`.
+        Arguments and errors are those of :meth:`score`; :meth:`calibrate` has to come first.
         """
-        flagged = self._get_conformal("predict").flagged(self.score(x))
-        return np.where(flagged, -1, 1)
+        return np.where(_required(self.conformal, NOT_CALIBRATED).flagged(self.score(x)), -1, 1)
 
     def pvalue(self, x: object) -> NDArray[np.float64]:
-        r"""Returns the conformal p-value of the hypothesis that an input is ID.
+        r"""Returns the conformal p-values of the hypothesis that an input is ID, :math:`(N)`.
 
-        Arguments:
-            x: The images or vectors, :math:`N` of them.
-
-        Returns:
-            The p-values, with shape :math:`(N)`; :meth:`predict` flags those of at most `alpha`.
-
-        Raises:
-            UserError: If the detector is not calibrated, or as :meth:`score`.
+        :meth:`predict`, whose arguments and errors these are, flags those of at most `alpha`.
         """
-        return self._get_conformal("pvalue").pvalue(self.score(x))
+        return _required(self.conformal, NOT_CALIBRATED).pvalue(self.score(x))
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        r"""Writes the detector into a folder, as safetensors and JSON; nothing is pickled.
+        r"""Writes the detector, as safetensors, into a folder, which is created if needed.
 
-        A folder of images' detector without a backbone of your own can be loaded with
+        The folder of an images' detector without a backbone of your own can be loaded with
         :func:`ood_osdre.load_scorer`, too.
-
-        Arguments:
-            folder: The folder, created if needed.
-
-        Raises:
-            UserError: If it cannot be written.
         """
-        self._get_scorer("save")
-        assert self._trained is not None
-        write_detector(Path(folder), self._trained, self._seen, self.conformal)
+        trained, conformal = _required(self._trained, NOT_FITTED), self.conformal
+        digest = write_checkpoint(
+            Path(folder), MODEL, trained.ratio.state_dict(), trained.metadata
+        )
+        tensors = {} if self._seen is None else {"seen": torch.as_tensor(self._seen)}
+        if conformal is not None:
+            tensors["scores"] = torch.as_tensor(conformal.scores)
+        metadata = {"model": digest, "alpha": None if conformal is None else conformal.alpha}
+        write_checkpoint(Path(folder), CALIBRATION, tensors, metadata)
 
     @classmethod
     def load(
@@ -302,106 +293,58 @@ class OneStepDetector:
             The detector.
 
         Raises:
-            UserError: If the folder holds none, or it is damaged.
+            UserError: If the folder holds none, it is damaged, or its calibration belongs to
+                another model.
         """
         source = Path(folder)
         trained = read_model(source, find_device(device), backbone)
         config = Config.from_mapping(trained.metadata["config"])
         size = trained.metadata["size"]
         detector = cls(config, backbone=backbone, size=size, device=device)
-        seen, detector.conformal = read_calibration(source, trained.digest)
-        detector._take(trained, seen)
+        detector._take(trained, None)
+        if checkpoint_path(source, CALIBRATION).is_file():
+            detector._read_calibration(source, trained.digest)
         return detector
 
     def _take(self, trained: TrainedModel, seen: NDArray[Any] | None) -> None:
         self._trained, self._scorer, self._seen = trained, Scorer.of(trained), seen
 
-    def _get_scorer(self, method: str) -> Scorer:
-        if self._scorer is None:
-            raise UserError(f"{method}: the detector is not fitted; call fit first.")
-        return self._scorer
+    def _read_calibration(self, folder: Path, digest: str) -> None:
+        tensors, metadata, _ = read_checkpoint(folder, CALIBRATION)
+        problem = None if metadata.get("model") == digest else "another model's calibration"
+        try:
+            if "scores" in tensors:
+                self.conformal = SplitConformal(tensors["scores"].numpy(), metadata["alpha"])
+        except (KeyError, ValueError) as error:
+            problem = f"not a calibration ({error})"
+        if problem:
+            file = checkpoint_path(folder, CALIBRATION)
+            raise UserError(f"{file}: {problem}; save the detector again.")
+        self._seen = tensors["seen"].numpy() if "seen" in tensors else None
 
-    def _get_conformal(self, method: str) -> SplitConformal:
-        self._get_scorer(method)
-        if self.conformal is None:
-            raise UserError(
-                f"{method}: there is no threshold yet; call calibrate with ID data that fit has "
-                "not read."
+    def _scored(
+        self, data: object, what: str
+    ) -> Iterator[tuple[NDArray[np.float32], NDArray[Any]]]:
+        r"""Yields the scores and the items of data, piece by piece; refuses data without items."""
+        scorer, count = self.scorer, 0
+        for piece in read_pieces(data, self.size, what):
+            shape = piece.values.shape[1:]
+            if shape != scorer.shape:
+                raise UserError(
+                    f"{what}: items of shape {shape}, expected {scorer.shape} as in fit."
+                )
+            scores, _ = score_images(
+                scorer.ratio, piece.values, scorer.preprocess, self.config.evaluation.batch_size
             )
-        return self.conformal
-
-    def _score(self, scorer: Scorer, chunk: Samples) -> NDArray[np.float32]:
-        shape = chunk.values.shape[1:]
-        if shape != scorer.shape:
-            raise UserError(f"input: items of shape {shape}, expected {scorer.shape} as in fit.")
-        scores, _ = score_images(
-            scorer.ratio, chunk.values, scorer.preprocess, self.config.evaluation.batch_size
-        )
-        check_scores("input", scores, chunk.names)
-        return scores
+            check_scores(what, scores, piece.names)
+            count += len(scores)
+            yield scores, piece.values
+        if not count:
+            check_scores(what, [])
 
 
-def configured(
-    config: str | Path | Mapping[str, Any] | Config | None,
-    options: Mapping[str, object],
-    gpu: bool,
-) -> Config:
-    r"""Returns the configuration with options, `__` standing for the dot of a key.
-
-    Arguments:
-        config: Its name or file, a mapping, or the configuration itself; None for the one of
-            32x32 images that suits the device.
-        options: The options by name.
-        gpu: Whether there is a GPU.
-
-    Raises:
-        UserError: If it is none, or an option is unknown or out of range.
-    """
-    if config is None:
-        config = "cifar10" if gpu else "cifar10_cpu"
-    source = str(config) if isinstance(config, str | Path) else "config"
-    if isinstance(config, str | Path):
-        config = load_config(config)
-    if not isinstance(config, Config | Mapping):
-        raise UserError(
-            f"config: got {type(config).__name__}, expected the name of a configuration, a file, "
-            "a mapping or a Config."
-        )
-    values: dict[str, Any] = dict(config.to_dict() if isinstance(config, Config) else config)
-    for key, value in options.items():
-        section, _, name = key.rpartition("__")
-        held = values.get(section)
-        if not section:
-            values[name] = value
-        elif held is None or isinstance(held, Mapping):
-            values[section] = {**(held or {}), name: value}
-        # A section that is no mapping is refused below.
-    return Config.from_mapping(values, source)
-
-
-def class_labels(labels: ArrayLike | Tensor) -> NDArray[np.int64]:
-    r"""Returns class labels as integers, none of them rounded.
-
-    Arguments:
-        labels: The labels, whole numbers from 0, or -1 for none, with shape :math:`(N)`.
-
-    Raises:
-        UserError: If they are something else.
-    """
-    expected = "expected class indices from 0, or -1 for none"
-    try:
-        array = np.asarray(labels.detach().cpu() if isinstance(labels, Tensor) else labels)
-    except ValueError:
-        raise UserError(f"labels: lists of different lengths, {expected}.") from None
-    if array.dtype.kind not in "biuf":
-        one = array.flat[0] if array.size else labels
-        raise UserError(f"labels: got {repr(one)[:40]}, {expected}.")
-    # Floats hold whole numbers exactly up to here; NaN is not one.
-    is_index = (array >= -1) & (array < 2**53) & (array == np.floor(array))
-    if not is_index.all():
-        bad = array[~is_index]
-        raise UserError(
-            f"labels: {bad.size} of {array.size} are no class index, the first is {bad.flat[0]}; "
-            f"{expected}."
-        )
-    return array.astype(np.int64)
+def _required(value: T | None, problem: str) -> T:
+    r"""Returns a value that is set; without it, says what the detector lacks."""
+    if value is None:
+        raise UserError(f"OneStepDetector: {problem}.")
+    return value

@@ -19,7 +19,7 @@ from torch import nn
 from ..config import Config
 from ..data.standardise import Preprocess, Standardise, Standardiser, check_statistics
 from ..errors import UserError
-from ..models.build import build_untrained
+from ..models.build import build_ratio
 from ..models.ratio import RatioModel
 from ..training.checkpoint import MODEL, checkpoint_path, read_checkpoint, restore
 from .evaluate import score_images
@@ -135,7 +135,7 @@ def read_model(
     try:
         config = Config.from_mapping(metadata["config"], str(source))
         size, dim = metadata["size"], metadata.get("dim")
-        ratio = build_untrained(config, metadata["classes"], dim, backbone, size)
+        ratio = build_ratio(config, metadata["classes"], dim, backbone, size)
         statistics = metadata["mean"], metadata["std"]
     except KeyError as error:
         raise UserError(f"{source}: {error} is missing, expected a trained model.") from None

@@ -10,27 +10,21 @@ solver,
 as long as the basis can integrate itself. The time runs from the reference :math:`p_0`
 (:math:`t = 0`) to the ID data :math:`p_1` (:math:`t = 1`).
 
-The atoms here are radial, :math:`g_k(t) = \phi(u)` with :math:`u = (t - c_k) / \sigma_k`, and a
-kernel :math:`\phi` is given by three functions of :math:`u`: its value, its derivative and its
-odd primitive :math:`\Phi(u) = \int_0^u \phi`. Then :math:`g_k' = \phi'(u) / \sigma_k` and
+The atoms here are radial, :math:`g_k(t) = \phi(u)` with :math:`u = (t - c_k) / \sigma_k`. A
+kernel :math:`\phi` is given by its value, its derivative and its odd primitive
+:math:`\Phi(u) = \int_0^u \phi`. Then :math:`g_k' = \phi'(u) / \sigma_k` and
 
 .. math:: \int_a^b g_k(t) \, dt = \sigma_k \left[ \Phi \left( \frac{b - c_k}{\sigma_k} \right)
     - \Phi \left( \frac{a - c_k}{\sigma_k} \right) \right] .
 
-On an interval that contains the centre both terms are positive and nothing cancels: the
-*relative* error is of the order of the rounding unit for every :math:`\sigma_k`. On an interval
-away from the centre the two terms cancel and only the *absolute* error is small.
+On an interval that contains the centre nothing cancels, and the *relative* error is of the order
+of the rounding unit. On an interval away from the centre only the *absolute* error is small.
 
-Linear independence for every :math:`K` is a formal property. Unless the atoms are about as narrow
-as the grid, their Gram matrix is numerically singular (see :mod:`ood_osdre.models.bases`): the
-number of functions of time that the basis can tell apart is :math:`O(1 / \sigma)`, whatever
-:math:`K`.
-
-How many of a basis' functions of time are told apart in floating point.
-
-Radial atoms are linearly independent for every :math:`K`, but formally so. What counts in
-practice are the eigenvalues of their Gram matrix :math:`\int_0^1 g_j(t) g_k(t) \, dt`, which for
-atoms wider than the grid fall below the rounding unit.
+Radial atoms are linearly independent for every :math:`K`, but only formally. What counts in
+floating point are the eigenvalues of their Gram matrix :math:`\int_0^1 g_j(t) g_k(t) \, dt`
+(:func:`conditioning`). Unless the atoms are about as narrow as the grid, most of these fall below
+the rounding unit: whatever :math:`K`, the basis tells :math:`O(1 / \sigma)` functions of time
+apart.
 """
 
 __all__ = [
@@ -73,13 +67,9 @@ class Kernel(NamedTuple):
     primitive: Callable[[Tensor], Tensor]
 
 
-def _matern32_value(u: Tensor) -> Tensor:
+def _matern32(u: Tensor) -> Tensor:
     r = SQRT_3 * u.abs()
     return (1 + r) * torch.exp(-r)
-
-
-def _matern32_derivative(u: Tensor) -> Tensor:
-    return -3 * u * torch.exp(-SQRT_3 * u.abs())
 
 
 def _matern32_primitive(u: Tensor) -> Tensor:
@@ -90,39 +80,27 @@ def _matern32_primitive(u: Tensor) -> Tensor:
     return side * torch.expm1(-r) * (-2 / SQRT_3) - u * torch.exp(-r)
 
 
-def _gaussian_value(u: Tensor) -> Tensor:
-    return torch.exp(-(u**2))
-
-
-def _gaussian_derivative(u: Tensor) -> Tensor:
-    return -2 * u * torch.exp(-(u**2))
-
-
-def _gaussian_primitive(u: Tensor) -> Tensor:
-    return torch.erf(u) * (math.sqrt(math.pi) / 2)
-
-
-def _imq_value(u: Tensor) -> Tensor:
-    return torch.rsqrt(1 + u**2)
-
-
-def _imq_derivative(u: Tensor) -> Tensor:
-    return -u * torch.rsqrt(1 + u**2) ** 3
-
-
-def _rq_value(u: Tensor) -> Tensor:
-    return 1 / (1 + u**2)
-
-
-def _rq_derivative(u: Tensor) -> Tensor:
-    return -2 * u / (1 + u**2) ** 2
-
-
 KERNELS: dict[str, Kernel] = {
-    "matern32": Kernel(_matern32_value, _matern32_derivative, _matern32_primitive),
-    "gaussian": Kernel(_gaussian_value, _gaussian_derivative, _gaussian_primitive),
-    "imq": Kernel(_imq_value, _imq_derivative, torch.asinh),
-    "rq": Kernel(_rq_value, _rq_derivative, torch.atan),
+    "matern32": Kernel(
+        value=_matern32,
+        derivative=lambda u: -3 * u * torch.exp(-SQRT_3 * u.abs()),
+        primitive=_matern32_primitive,
+    ),
+    "gaussian": Kernel(
+        value=lambda u: torch.exp(-(u**2)),
+        derivative=lambda u: -2 * u * torch.exp(-(u**2)),
+        primitive=lambda u: torch.erf(u) * (math.sqrt(math.pi) / 2),
+    ),
+    "imq": Kernel(
+        value=lambda u: torch.rsqrt(1 + u**2),
+        derivative=lambda u: -u * torch.rsqrt(1 + u**2) ** 3,
+        primitive=torch.asinh,
+    ),
+    "rq": Kernel(
+        value=lambda u: 1 / (1 + u**2),
+        derivative=lambda u: -2 * u / (1 + u**2) ** 2,
+        primitive=torch.atan,
+    ),
 }
 
 
@@ -133,37 +111,27 @@ class TemporalBasis(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def forward(self, t: Tensor) -> Tensor:
-        r"""Evaluates the basis.
+        r"""Returns the values :math:`g(t)`, with shape :math:`(*, K)`.
 
         Arguments:
-            t: The time :math:`t`, with shape :math:`(*)`.
-
-        Returns:
-            The values :math:`g(t)`, with shape :math:`(*, K)`.
+            t: The times :math:`t`, with shape :math:`(*)`.
         """
 
     def derivative(self, t: Tensor) -> Tensor:
-        r"""Differentiates the basis; by forward-mode differentiation unless overridden.
+        r"""Returns the derivatives :math:`g'(t)`, with the arguments and shapes of :meth:`forward`.
 
-        Arguments:
-            t: The time :math:`t`, with shape :math:`(*)`.
-
-        Returns:
-            The derivatives :math:`g'(t)`, with shape :math:`(*, K)`.
+        They come from forward-mode differentiation unless overridden.
         """
         return torch.func.jvp(self, (t,), (torch.ones_like(t),))[1]
 
     @abc.abstractmethod
     def integral(self, a: float | Tensor = 0.0, b: float | Tensor = 1.0) -> Tensor:
-        r"""Integrates the basis in closed form.
+        r"""Returns the integrals :math:`\int_a^b g(t) \, dt` in closed form, :math:`(*, K)`.
 
         Arguments:
             a: The lower limit :math:`a`, a number or with shape :math:`(*)`.
-            b: The upper limit :math:`b`, a number or with shape :math:`(*)`.
-
-        Returns:
-            The integrals :math:`\int_a^b g(t) \, dt`, with shape :math:`(*, K)`: the limits'
-            shapes broadcast, and two numbers give shape :math:`(K)`.
+            b: The upper limit :math:`b`. The limits' shapes broadcast; two numbers give shape
+                :math:`(K)`.
         """
 
 
@@ -233,27 +201,14 @@ class RBFBasis(TemporalBasis):
         learnable: bool = True,
     ) -> None:
         super().__init__()
-
-        if kernel not in KERNELS:
-            raise ValueError(f"'kernel' should be one of {tuple(KERNELS)}, got {kernel!r}.")
-        if size < 1:
-            raise ValueError(f"'size' should be at least 1, got {size}.")
-        if not (math.isfinite(floor) and floor >= 0):
-            raise ValueError(f"'floor' should be finite and non-negative, got {floor}.")
-        shapes = torch.as_tensor(sigma, dtype=torch.float64)
-        if shapes.shape not in ((), (size,)):
-            raise ValueError(
-                f"'sigma' should be a number or have shape ({size},), got {tuple(shapes.shape)}."
-            )
-        if not (torch.isfinite(shapes).all() and (shapes > floor).all()):
-            raise ValueError(f"'sigma' should be finite and above 'floor' = {floor}, got {sigma}.")
-
+        shapes = torch.as_tensor(sigma, dtype=torch.float64).expand(size)
+        assert (shapes > floor).all(), f"sigma: got {sigma}, expected more than floor={floor}."
         self.kernel = kernel
         self.size = size
         self.floor = floor
         centers = torch.linspace(0, 1, size) if size > 1 else torch.tensor([0.5])
         self.register_buffer("centers", centers)
-        excess = (shapes - floor).expand(size)
+        excess = shapes - floor
         # The inverse of softplus, in the form that does not overflow for wide shapes.
         raw = excess + torch.log(-torch.expm1(-excess))
         self.raw = nn.Parameter(raw.to(centers), requires_grad=learnable)

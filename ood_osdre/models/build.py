@@ -1,16 +1,10 @@
-r"""From a configuration to the ratio that it describes, or a rival.
+r"""Factories: from a configuration to the untrained model that it describes.
 
-Ratios on a backbone that the user brings, instead of one that a configuration describes.
+:func:`build_ratio` builds every model, the one-step ratio and its baselines, on the backbone of
+the configuration or on one that the user brings.
 """
 
-__all__ = [
-    "build_backbone",
-    "build_one_step",
-    "build_ratio",
-    "build_ratio_on",
-    "build_untrained",
-    "count_features",
-]
+__all__ = ["build_backbone", "build_ratio", "count_features"]
 
 import copy
 
@@ -28,123 +22,83 @@ from .ratio import DirectRatio, OneStepRatio, RatioModel
 from .time_conditioned import TimeConditionedMLP, TimeConditionedRatio, TimeConditionedResNet
 from .unet import CHANNELS, UNetEncoder
 
+# The features of an MLP of width 1.
+MLP_FEATURES = 256
 
-def build_ratio(config: Config, classes: int, features: int | None = None) -> RatioModel:
-    r"""Builds an untrained ratio, or a rival.
+
+def build_ratio(
+    config: Config,
+    classes: int,
+    dim: int | None = None,
+    backbone: nn.Module | None = None,
+    size: int = 32,
+) -> RatioModel:
+    r"""Builds an untrained model.
 
     Arguments:
-        config: The configuration.
+        config: The configuration. Of a class head it says whether there is one: none is built that
+            nothing trains, as the accuracy of such a head means nothing.
         classes: The number of ID classes :math:`C`, 0 without labels.
-        features: The dimension of the inputs, for an MLP; None for images.
+        dim: The dimension of vectors; None for images.
+        backbone: A module from inputs :math:`(B, *)` to features :math:`(B, F)`, which is copied
+            with the weights it has; None for the one that the configuration describes.
+        size: The side of images, which only a backbone of the user's needs.
 
     Raises:
-        UserError: If the network is one for other inputs, or a classifier has no classes.
+        UserError: If the network takes other inputs, the backbone returns no features, or a
+            classifier has no classes.
     """
-    evaluation = config.evaluation
+    evaluation, objective = config.evaluation, config.objective
     if config.estimator == "time_conditioned":
         return TimeConditionedRatio(
-            _time_network(config, features),
+            _build_time_network(config, dim),
             evaluation.evaluations,
             build_path(config).t_range,
             evaluation.solver,
             evaluation.tolerance,
         )
-    backbone, width = build_backbone(config, features)
-    classes = _head_size(config, classes)
+    if backbone is None:
+        backbone, features = build_backbone(config, dim)
+    else:
+        backbone = copy.deepcopy(backbone)
+        features = count_features(backbone, (3, size, size) if dim is None else (dim,))
+    if not config.network.classes_head or not (
+        objective.class_weight or objective.outlier_exposure
+    ):
+        classes = 0
     if config.estimator == "classifier":
         if classes < 2:
             raise UserError(f"estimator: a classifier needs two ID classes, got {classes}.")
-        return Classifier(backbone, width, classes, evaluation.score, evaluation.neighbours)
+        return Classifier(backbone, features, classes, evaluation.score, evaluation.neighbours)
     if config.estimator == "direct":
-        return DirectRatio(backbone, width, classes)
-
-    return build_one_step(config, backbone, width, classes)
-
-
-def build_one_step(
-    config: Config, backbone: nn.Module, features: int, classes: int
-) -> OneStepRatio:
-    r"""Builds an untrained one-step ratio on a backbone.
-
-    Arguments:
-        config: The configuration, of which `network` says whether there is a class head.
-        backbone: A module from :math:`(B, *)` to features :math:`(B, F)`.
-        features: The number of features :math:`F`.
-        classes: The number of ID classes :math:`C`, 0 without labels.
-    """
-    basis, objective = config.basis, config.objective
+        return DirectRatio(backbone, features, classes)
+    basis = config.basis
     per_block = objective.conditional > 0 and objective.conditional_form.endswith("per_block")
     return OneStepRatio(
-        CoefficientNetwork(
-            backbone, features, basis.size, _head_size(config, classes), cells=per_block
-        ),
+        CoefficientNetwork(backbone, features, basis.size, classes, cells=per_block),
         RBFBasis(basis.kernel, basis.size, basis.sigma, basis.floor, basis.learnable),
     )
 
 
-def build_backbone(config: Config, features: int | None = None) -> tuple[nn.Module, int]:
+def build_backbone(config: Config, dim: int | None = None) -> tuple[nn.Module, int]:
     r"""Builds an untrained backbone and returns it with the number of its features.
 
     Arguments:
         config: The configuration.
-        features: The dimension of the inputs, for an MLP; None for images.
+        dim: The dimension of vectors; None for images.
 
     Raises:
-        UserError: If the network is one for other inputs.
+        UserError: If the network takes the other kind of inputs.
     """
-    network = config.network
+    network, dim = config.network, _checked_dim(config, dim)
+    backbone: ResNetBackbone | UNetEncoder | MLP
     if network.kind == "resnet":
-        resnet = ResNetBackbone(network.width, network.depths, network.stem_stride, network.norm)
-        return resnet, resnet.features
-    if network.kind == "unet":
-        unet = UNetEncoder([round(c * network.width) for c in CHANNELS])
-        return unet, unet.features
-    mlp = MLP(_vectors(features), round(256 * network.width), depth=len(network.depths))
-    return mlp, mlp.features
-
-
-def _head_size(config: Config, classes: int) -> int:
-    # A head that nothing trains would report an accuracy that means nothing.
-    trained = config.objective.class_weight or config.objective.outlier_exposure
-    return classes if config.network.classes_head and trained else 0
-
-
-def _time_network(config: Config, features: int | None) -> nn.Module:
-    network = config.network
-    if network.kind == "resnet":
-        return TimeConditionedResNet(
-            network.width, network.depths, network.stem_stride, network.octaves
-        )
-    return TimeConditionedMLP(
-        _vectors(features),
-        round(256 * network.width),
-        depth=len(network.depths),
-        octaves=network.octaves,
-    )
-
-
-def _vectors(features: int | None) -> int:
-    if features is None:
-        raise UserError("network.kind: got mlp, which takes vectors; expected resnet for images.")
-    return features
-
-
-def build_ratio_on(
-    backbone: nn.Module, shape: tuple[int, ...], config: Config, classes: int
-) -> OneStepRatio:
-    r"""Builds an untrained ratio on a copy of a backbone, with the weights it has.
-
-    Arguments:
-        backbone: A module from :math:`(B, *)` to features :math:`(B, F)`.
-        shape: The shape :math:`*` of one input.
-        config: The configuration, of whose `network` only `classes_head` is read.
-        classes: The number of ID classes, 0 without labels.
-
-    Raises:
-        UserError: If the backbone does not return features.
-    """
-    backbone = copy.deepcopy(backbone)
-    return build_one_step(config, backbone, count_features(backbone, shape), classes)
+        backbone = ResNetBackbone(network.width, network.depths, network.stem_stride, network.norm)
+    elif network.kind == "unet":
+        backbone = UNetEncoder([round(c * network.width) for c in CHANNELS])
+    else:
+        backbone = MLP(dim, round(MLP_FEATURES * network.width), depth=len(network.depths))
+    return backbone, backbone.features
 
 
 @torch.no_grad()
@@ -171,32 +125,20 @@ def count_features(backbone: nn.Module, shape: tuple[int, ...]) -> int:
     return output.shape[1]
 
 
-def build_untrained(
-    config: Config,
-    classes: int,
-    dim: int | None = None,
-    backbone: nn.Module | None = None,
-    size: int = 32,
-) -> RatioModel:
-    r"""Builds an untrained ratio, on the user's backbone if there is one.
-
-    Arguments:
-        config: The configuration.
-        classes: The number of ID classes, 0 without labels.
-        dim: The dimension of vectors; None for images.
-        backbone: A module from inputs :math:`(B, *)` to features :math:`(B, F)`, which is copied;
-            None for the one that the configuration describes.
-        size: The side of images, which only a backbone of the user's needs.
-
-    Raises:
-        UserError: If the network takes something else.
-    """
-    if backbone is not None:
-        shape = (3, size, size) if dim is None else (dim,)
-        return build_ratio_on(backbone, shape, config, classes)
-    if dim is not None and config.network.kind != "mlp":
-        raise UserError(
-            f"network.kind: got {config.network.kind}, which takes images; expected mlp for "
-            "vectors."
+def _build_time_network(config: Config, dim: int | None) -> nn.Module:
+    network, dim = config.network, _checked_dim(config, dim)
+    if network.kind == "resnet":
+        return TimeConditionedResNet(
+            network.width, network.depths, network.stem_stride, network.octaves
         )
-    return build_ratio(config, classes, dim)
+    features = round(MLP_FEATURES * network.width)
+    return TimeConditionedMLP(dim, features, len(network.depths), network.octaves)
+
+
+def _checked_dim(config: Config, dim: int | None) -> int:
+    r"""Returns the dimension of vectors, 0 for images; refuses a network for the other kind."""
+    kind = config.network.kind
+    if (kind == "mlp") != (dim is not None):
+        inputs, expected = ("images", "resnet or unet") if dim is None else ("vectors", "mlp")
+        raise UserError(f"network.kind: got {kind}, expected {expected} for {inputs}.")
+    return dim or 0

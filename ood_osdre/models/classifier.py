@@ -1,8 +1,8 @@
-r"""Yardsticks: OOD scores of a classifier, which know no density ratio.
+r"""Baselines: OOD scores of a classifier.
 
-A score here is larger for inputs that look more like ID data, as a log-ratio is, but it is not one
-and has no unit. Softmax and energy see the logits alone; nearest neighbours needs the features of
-ID training images.
+Such a score is larger for inputs that look more like ID data, as a log-ratio is, but it is no
+log-ratio and has no unit. Softmax and energy see the logits alone; nearest neighbours needs the
+features of ID training images.
 
 References:
     | A baseline for detecting misclassified and out-of-distribution examples (Hendrycks and
@@ -56,12 +56,7 @@ class Classifier(RatioModel):
         neighbours: int = 50,
     ) -> None:
         super().__init__()
-        if score not in SCORES:
-            raise ValueError(f"'score' should be one of {SCORES}, got {score!r}.")
-        if classes < 2:
-            raise ValueError(f"'classes' should be at least 2, got {classes}.")
-        if neighbours < 1:
-            raise ValueError(f"'neighbours' should be at least 1, got {neighbours}.")
+        assert score in SCORES, f"score: got {score!r}, expected one of {SCORES}."
         self.backbone = backbone
         self.class_head = nn.Linear(features, classes)
         self.score, self.neighbours = score, neighbours
@@ -72,18 +67,14 @@ class Classifier(RatioModel):
         r"""Keeps the features of ID training inputs, for `"knn"`.
 
         Arguments:
-            batches: Batches of inputs, each with shape :math:`(B, *)`.
+            batches: Batches of inputs, each with shape :math:`(B, *)`, at least `neighbours` in
+                all.
 
         Returns:
             The classifier itself, in evaluation mode.
         """
         self.eval()
-        bank = torch.cat([_unit(self.backbone(x)) for x in batches])
-        if len(bank) < self.neighbours:
-            raise ValueError(
-                f"'batches' should hold at least {self.neighbours} inputs, got {len(bank)}."
-            )
-        self.bank = bank
+        self.bank = torch.cat([_unit(self.backbone(x)) for x in batches])
         return self
 
     def outputs(self, x: Tensor) -> Prediction:
@@ -91,13 +82,14 @@ class Classifier(RatioModel):
 
         Arguments:
             x: The inputs, with shape :math:`(B, *)`.
-
         """
         features = self.backbone(x)
         logits = self.class_head(features)
         # While it is being trained, a classifier has no neighbours yet.
         if self.score == "knn" and not self.training:
-            score = self._distance_score(features)
+            assert self.bank is not None, "The score 'knn' needs 'fit' first."
+            distances = torch.cdist(_unit(features), self.bank)
+            score = -distances.kthvalue(self.neighbours, dim=1).values
         elif self.score == "energy":
             score = _single(logits).logsumexp(dim=1)
         else:
@@ -107,12 +99,6 @@ class Classifier(RatioModel):
     def log_ratio_at(self, outputs: Prediction) -> Tensor:
         r"""Returns the scores (larger = more ID), with shape :math:`(B)`; no log-ratios."""
         return outputs.score
-
-    def _distance_score(self, features: Tensor) -> Tensor:
-        if self.bank is None:
-            raise ValueError("The score 'knn' needs 'fit' first, got no training features.")
-        distances = torch.cdist(_unit(features), self.bank)
-        return -distances.kthvalue(self.neighbours, dim=1).values
 
 
 def _log_odds(logits: Tensor) -> Tensor:

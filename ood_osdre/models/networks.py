@@ -1,8 +1,8 @@
 r"""Networks that map an input to the spatial coefficients :math:`h(x)` of a time score.
 
-No network here takes the time: the score is :math:`s(x, t) = \langle h(x), g(t) \rangle` and
-all of its time dependence sits in the temporal basis :math:`g` (see :mod:`ood_osdre.models.bases`).
-That is why one forward pass gives the whole path integral.
+No network here takes the time: the score is :math:`s(x, t) = \langle h(x), g(t) \rangle` and all
+of its time dependence sits in the temporal basis :math:`g` (:mod:`ood_osdre.models.bases`). That is
+why one forward pass gives the whole path integral.
 
 A :class:`CoefficientNetwork` is a backbone, any module from :math:`(B, *)` to features
 :math:`(B, F)`, under two affine heads: :math:`K` coefficients and, optionally, :math:`C`
@@ -12,20 +12,24 @@ coefficients, and the shares add up to the pooled output. Block-wise objectives 
 inference uses the sum.
 """
 
-__all__ = ["MLP", "CoefficientNetwork", "Coefficients", "ResNetBackbone"]
+__all__ = ["MLP", "CoefficientNetwork", "Coefficients", "ResNetBackbone", "check_inputs", "zeroed"]
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, cast
+from typing import NamedTuple, TypeVar, cast
 
 import torch
 from timm.models.resnet import BasicBlock, ResNet
 from torch import Tensor, nn
 
+from ..errors import UserError
+
 NORMS = ("batch", "group")
+
+Affine = TypeVar("Affine", nn.Linear, nn.Conv2d)
 
 
 class Coefficients(NamedTuple):
-    r"""What a network says about a batch.
+    r"""The outputs of a coefficient network for a batch.
 
     Attributes:
         total: The coefficients :math:`h(x)`, with shape :math:`(B, K)`.
@@ -72,10 +76,8 @@ class CoefficientNetwork(nn.Module):
         super().__init__()
         self.backbone = backbone
         self.cells = cells and hasattr(backbone, "feature_map")
-        self.head = nn.Linear(features, size)
+        self.head = zeroed(nn.Linear(features, size))
         self.class_head = nn.Linear(features, classes) if classes else None
-        nn.init.zeros_(self.head.weight)
-        nn.init.zeros_(self.head.bias)
 
     def forward(self, x: Tensor) -> Coefficients:
         r"""Returns the :class:`Coefficients` of `x`, with shape :math:`(B, *)`."""
@@ -119,12 +121,10 @@ class ResNetBackbone(nn.Module):
         norm: str = "batch",
     ) -> None:
         super().__init__()
-
-        if norm not in NORMS:
-            raise ValueError(f"'norm' should be one of {NORMS}, got {norm!r}.")
         channels = [round(c * width) for c in (64, 128, 256, 512)]
-        if min(channels) < 8 or any(c % 8 for c in channels):
-            raise ValueError(f"'width' should give multiples of 8 channels, got {channels}.")
+        assert norm in NORMS, f"norm: got {norm!r}, expected one of {NORMS}."
+        multiples = all(c >= 8 and c % 8 == 0 for c in channels)
+        assert multiples, f"channels: got {channels}, expected multiples of 8."
 
         norm_layer = nn.BatchNorm2d if norm == "batch" else _GroupNorm
         net = ResNet(
@@ -184,6 +184,44 @@ class MLP(nn.Module):
         for layer in self.layers:
             x = x + layer(x)
         return self.activation(x)
+
+
+def zeroed(layer: Affine) -> Affine:
+    r"""Returns an affine layer whose weights and biases are set to zero."""
+    for parameter in layer.parameters():
+        nn.init.zeros_(parameter)
+    return layer
+
+
+def check_inputs(x: object, shape: tuple[int, ...] | None, what: str = "x") -> Tensor:
+    r"""Refuses a batch that is not like those a network was trained on.
+
+    Broadcasting and global pooling let a network score nearly anything: images of another size,
+    one channel for three. Such scores are numbers, but no log-ratios.
+
+    Arguments:
+        x: The batch, floats with shape :math:`(B, *)`.
+        shape: The shape :math:`*` of one input in training; None if it is not known.
+        what: What to call the batch in errors.
+
+    Returns:
+        The batch.
+
+    Raises:
+        TypeError: If it is no tensor.
+        UserError: If it is empty, of another shape, not of floats, or holds NaN or infinity.
+    """
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{what}: got {type(x).__name__}, expected a tensor.")
+    fits = x.ndim > 1 and x.numel() > 0 and (shape is None or x.shape[1:] == shape)
+    bad = int((~torch.isfinite(x.flatten(1)).all(dim=1)).sum()) if fits else 0
+    if not fits or bad or not x.is_floating_point():
+        found = f"got {str(x.dtype).removeprefix('torch.')} of shape {tuple(x.shape)}"
+        if bad:
+            found = f"{bad} of {len(x)} inputs hold NaN or infinity"
+        one = "..." if shape is None else ", ".join(map(str, shape))
+        raise UserError(f"{what}: {found}, expected finite floats of shape (B, {one}), not empty.")
+    return x
 
 
 class _GroupNorm(nn.GroupNorm):

@@ -1,4 +1,4 @@
-r"""The one-step ratio: a coefficient network times a temporal basis.
+r"""Models of a log-ratio: the one-step ratio, what it folds to, and direct ratios.
 
 With coefficients :math:`h(x) \in \mathbb{R}^K` and a temporal basis :math:`g`, the model of the
 time score :math:`\partial_t \log p_t(x)` and its integral over the time are
@@ -14,16 +14,12 @@ of the score, at given coefficients' scale, independent of the basis' size.
 After training :math:`\bar{g}` is a constant. If the coefficients are an affine function
 :math:`W f(x) + b` of the backbone's features, then :math:`\log \hat{r}` is one too, with weights
 :math:`K^{-1/2} \bar{g}^\top W`: :meth:`OneStepRatio.fold` gives the same scorer without the basis
-and with a single output.
+and with a single output. A :class:`DirectRatio` has that network from the start. It knows no paths
+and no times; the loss alone (:class:`ood_osdre.objectives.EndPointLoss`) makes it one direct
+estimator or another.
 
 Scores and ratios are formed in float32 at least, also under autocast: log-ratios of images
 exceed what float16 can hold and what bfloat16 can resolve.
-
-Direct ratio estimators: a network whose one output is the log-ratio.
-
-They know nothing of paths and times. Which estimator it is depends on the loss alone,
-:class:`ood_osdre.objectives.EndPointLoss`, and the losses act on the log-ratio itself, so that all
-of them share the network, its output and its start at zero.
 """
 
 __all__ = ["DirectRatio", "FoldedRatio", "OneStepRatio", "Prediction", "RatioModel"]
@@ -36,15 +32,15 @@ import torch
 from torch import Tensor, nn
 
 from .bases import TemporalBasis
-from .networks import CoefficientNetwork, Coefficients
+from .networks import CoefficientNetwork, Coefficients, zeroed
 
 
 class Prediction(NamedTuple):
-    r"""What a model says about inputs.
+    r"""The outputs of a model for a batch.
 
     Attributes:
-        score: The log-ratios in nats, larger = more ID, with shape :math:`(B)`; of a classifier its
-            score, which has no unit.
+        score: The log-ratios in nats, larger = more ID, with shape :math:`(B)`; of a classifier
+            its score, which has no unit.
         logits: Class logits, with shape :math:`(B, C)`; None without a class head.
     """
 
@@ -57,7 +53,7 @@ class RatioModel(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def outputs(self, x: Tensor) -> Coefficients | Prediction:
-        r"""Evaluates the network, once; what the terms of an objective see.
+        r"""Evaluates the network, once, for the terms of an objective.
 
         Arguments:
             x: The inputs, with shape :math:`(B, *)`.
@@ -68,32 +64,22 @@ class RatioModel(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def log_ratio_at(self, outputs: Any) -> Tensor:  # noqa: ANN401
-        r"""Returns the log-ratios in nats, larger = more ID, of this model's own outputs.
+        r"""Returns the log-ratios of outputs, with shape :math:`(B)`; of a classifier its score.
 
         Arguments:
             outputs: What :meth:`outputs` returned for :math:`B` inputs, or a part of it.
-
-        Returns:
-            The log-ratios, with shape :math:`(B)`; of a classifier its score.
         """
 
     def predict(self, x: Tensor) -> Prediction:
-        r"""Returns the scores and the class logits of one forward pass.
-
-        Arguments:
-            x: The inputs, with shape :math:`(B, *)`.
-        """
+        r"""Returns the scores and the class logits of inputs :math:`(B, *)`, in one pass."""
         outputs = self.outputs(x)
         return Prediction(self.log_ratio_at(outputs), outputs.logits)
 
     def log_ratio(self, x: Tensor) -> Tensor:
-        r"""Returns the log-ratio.
+        r"""Returns the log-ratios in nats (larger = more ID), with shape :math:`(B)`.
 
         Arguments:
             x: The inputs, with shape :math:`(B, *)`.
-
-        Returns:
-            The log-ratios, in nats (larger = more ID), with shape :math:`(B)`.
         """
         return self.predict(x).score
 
@@ -126,26 +112,16 @@ class OneStepRatio(RatioModel):
 
     def __init__(self, network: nn.Module, basis: TemporalBasis) -> None:
         super().__init__()
-
-        if isinstance(network, CoefficientNetwork) and isinstance(network.head, nn.Linear):
-            _check_size(network.head.out_features, basis)
-
         self.network = network
         self.basis = basis
         self.scale = basis.size**-0.5
 
     def coefficients(self, x: Tensor) -> Coefficients:
-        r"""Evaluates the network, once.
-
-        Arguments:
-            x: The inputs, with shape :math:`(B, *)`.
-
-        Returns:
-            The coefficients; `total` has shape :math:`(B, K)`.
-        """
+        r"""Returns the :math:`K` coefficients of inputs :math:`(B, *)`, in one pass."""
         output = self.network(x)
         h = output if isinstance(output, Coefficients) else Coefficients(output)
-        _check_size(h.total.shape[-1], self.basis)
+        found, size = h.total.shape[-1], self.basis.size
+        assert found == size, f"network: got {found} coefficients for a basis of {size}."
         return h
 
     def outputs(self, x: Tensor) -> Coefficients:
@@ -170,38 +146,26 @@ class OneStepRatio(RatioModel):
         return self._contract(h, self.basis(t))
 
     def score_derivative(self, h: Tensor, t: Tensor) -> Tensor:
-        r"""Returns :math:`\partial_t s = K^{-1/2} \langle h, g'(t) \rangle` of coefficients.
+        r"""Returns :math:`\partial_t s = K^{-1/2} \langle h, g'(t) \rangle`.
 
-        Arguments:
-            h: The coefficients, with shape :math:`(B, K)`, or those of each cell, with shape
-                :math:`(B, S, K)`.
-            t: The time, with shape :math:`(B)`.
-
-        Returns:
-            The derivatives, with shape :math:`(B)` or :math:`(B, S)`.
+        Arguments and shapes are those of :meth:`score`.
         """
         return self._contract(h, self.basis.derivative(t))
 
     def log_ratio_of(self, h: Tensor) -> Tensor:
-        r"""Returns the log-ratio :math:`K^{-1/2} \langle h, \bar{g} \rangle` of coefficients.
+        r"""Returns :math:`\log \hat{r} = K^{-1/2} \langle h, \bar{g} \rangle`, in nats.
 
         Arguments:
-            h: The coefficients, with shape :math:`(*, K)`.
-
-        Returns:
-            The log-ratios, in nats (larger = more ID), with shape :math:`(*)`.
+            h: The coefficients, with shape :math:`(*, K)`, for log-ratios with shape :math:`(*)`.
         """
         return self._contract(h, self.basis.integral())
 
     def time_score(self, x: Tensor, t: Tensor) -> Tensor:
-        r"""Returns the time score :math:`s(x, t)`.
+        r"""Returns the time scores :math:`s(x, t)`, with shape :math:`(B)`.
 
         Arguments:
             x: The inputs, with shape :math:`(B, *)`.
-            t: The time, with shape :math:`(B)`.
-
-        Returns:
-            The scores, with shape :math:`(B)`.
+            t: The times, with shape :math:`(B)`.
         """
         return self.score(self.coefficients(x).total, t)
 
@@ -214,16 +178,23 @@ class OneStepRatio(RatioModel):
         :math:`K^{-1/2} \sum_k | h_k(x) \, \bar{g}_k |`.
 
         Raises:
-            TypeError: If the network is not a :class:`CoefficientNetwork` or its head is not an
-                affine `nn.Linear`: then no such head exists.
+            TypeError: If the network is not a :class:`CoefficientNetwork` whose head is an affine
+                `nn.Linear`, without forward hooks: then no such head exists.
         """
-        network, head = _affine_parts(self.network)
+        network = self.network
+        head = getattr(network, "head", network)
+        hooked = any(m._forward_hooks or m._forward_pre_hooks for m in (network, head))
+        # Exact types: a subclass, like a hook, may do something else to the head's output.
+        if type(network) is not CoefficientNetwork or type(head) is not nn.Linear or hooked:
+            raise TypeError(
+                f"fold: got {type(network).__name__} with head {type(head).__name__}, "
+                f"{'with' if hooked else 'without'} hooks; expected a plain CoefficientNetwork "
+                "with a plain nn.Linear, without."
+            )
         # In float64, so that the only rounding is that of the weights themselves.
         integral = copy.deepcopy(self.basis).double().integral()
-        weight = self.scale * integral @ head.weight.double()
-
         folded = nn.Linear(head.in_features, 1).to(head.weight)
-        folded.weight.copy_(weight[None])
+        folded.weight.copy_((self.scale * integral @ head.weight.double())[None])
         folded.bias.zero_()
         if head.bias is not None:
             folded.bias.copy_(self.scale * integral @ head.bias.double())
@@ -231,11 +202,8 @@ class OneStepRatio(RatioModel):
         return FoldedRatio(backbone, folded, class_head).eval()
 
     def _contract(self, h: Tensor, g: Tensor) -> Tensor:
-        if g.ndim > h.ndim:
-            raise ValueError(
-                f"'t' should have shape (B,) for coefficients with shape {tuple(h.shape)}, "
-                f"got {tuple(g.shape[:-1])}."
-            )
+        times = tuple(g.shape[:-1])
+        assert g.ndim <= h.ndim, f"t: got shape {times} for coefficients {tuple(h.shape)}."
         # Elementwise products and a sum, not a matrix product, which autocast would take to half
         # precision and some GPUs to TF32.
         h = h.to(torch.promote_types(h.dtype, torch.float32))
@@ -263,11 +231,7 @@ class FoldedRatio(RatioModel):
         self.class_head = class_head
 
     def outputs(self, x: Tensor) -> Prediction:
-        r"""Returns the log-ratios and the class logits.
-
-        Arguments:
-            x: The inputs, with shape :math:`(B, *)`.
-        """
+        r"""Returns the log-ratios and the class logits of inputs :math:`(B, *)`."""
         features = self.backbone(x)
         logits = None if self.class_head is None else self.class_head(features)
         return Prediction(self._log_ratio(features), logits)
@@ -285,35 +249,11 @@ class FoldedRatio(RatioModel):
             return self.head(features.to(self.head.weight.dtype)).squeeze(-1)
 
 
-def _affine_parts(network: nn.Module) -> tuple[CoefficientNetwork, nn.Linear]:
-    r"""Returns a network and its coefficient head, if the head is known to be affine."""
-    # Exact types: a subclass, like a hook, may do something else to the head's output.
-    if not isinstance(network, CoefficientNetwork) or type(network) is not CoefficientNetwork:
-        raise TypeError(
-            f"Only a plain CoefficientNetwork can be folded, got {type(network).__name__}."
-        )
-    head: nn.Module = network.head
-    if not isinstance(head, nn.Linear) or type(head) is not nn.Linear:
-        raise TypeError(
-            f"Only an affine head (nn.Linear) can be folded, got {type(head).__name__}."
-        )
-    if any(m._forward_hooks or m._forward_pre_hooks for m in (network, head)):
-        raise TypeError("Only a network without forward hooks can be folded, got hooks.")
-    return network, head
-
-
-def _check_size(size: int, basis: TemporalBasis) -> None:
-    if size != basis.size:
-        raise ValueError(
-            f"The network should return {basis.size} coefficients, the size of the basis, "
-            f"got {size}."
-        )
-
-
 class DirectRatio(FoldedRatio):
     r"""A backbone under an affine head of one output, the log-ratio in nats (larger = more ID).
 
-    The network is that of a folded one-step ratio: the two are deployed at the same cost.
+    The head starts at zero. The network is that of a folded one-step ratio: both are deployed at
+    the same cost.
 
     Arguments:
         backbone: A module from :math:`(B, *)` to features :math:`(B, F)`.
@@ -329,7 +269,5 @@ class DirectRatio(FoldedRatio):
     """
 
     def __init__(self, backbone: nn.Module, features: int, classes: int = 0) -> None:
-        head = nn.Linear(features, 1)
-        nn.init.zeros_(head.weight)
-        nn.init.zeros_(head.bias)
+        head = zeroed(nn.Linear(features, 1))
         super().__init__(backbone, head, nn.Linear(features, classes) if classes else None)

@@ -1,17 +1,18 @@
 r"""Networks for joint objectives: a backbone without time under a decoder with time.
 
 A joint objective (:class:`ood_osdre.objectives.JointScoreMatching`) learns the data score
-:math:`s^x(x, t) = \nabla_x \log p_t(x)` beside the time score, to shape what the two share. They
-share the encoder: it takes no time, because the coefficients :math:`h(x)` sit on its bottleneck
-and one pass has to do. The decoder takes the bottleneck, the skips and the time, and is thrown
-away after training: it is no part of the ratio, of its checkpoint or of its cost.
+:math:`s^x(x, t) = \nabla_x \log p_t(x)` beside the time score. Both share the encoder, which takes
+no time: the coefficients :math:`h(x)` sit on its bottleneck, and one pass has to do. The decoder
+takes the bottleneck, the skips and the time. It is thrown away after training, and is no part of
+the ratio, of its checkpoint or of its cost.
 
 A decoder therefore *refers* to its encoder without owning it. Its parameters are its own, the
-encoder's belong to the ratio, and the trainer, which optimises both, sees each once. It looks at
-whatever weights the encoder has at the moment; a copy of the ratio leaves it with the original.
+encoder's belong to the ratio, and the trainer, which optimises both, sees each once. The decoder
+looks at the weights that the encoder has at the moment; a copy of the ratio leaves it with the
+original.
 
-Outputs are multiplied by `scale(t)`. With :math:`v_t^{-1/2}` the network itself learns the noise
-:math:`-z`, of order one at every time, where the data score is as large as
+The decoder's outputs are multiplied by `scale(t)`. With :math:`v_t^{-1/2}` the network itself
+learns the noise :math:`-z`, of order one at every time, where the data score is as large as
 :math:`\varepsilon^{-1/2}`.
 
 References:
@@ -29,7 +30,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..paths.gaussian import GaussianPath
-from .networks import MLP
+from .networks import MLP, zeroed
 from .time_conditioned import FiLM, TimeEmbedding
 
 Scale = Callable[[Tensor], Tensor]
@@ -76,10 +77,8 @@ class UNetEncoder(nn.Module):
 
     def __init__(self, channels: Sequence[int] = CHANNELS, inputs: int = 3) -> None:
         super().__init__()
-        if len(channels) < 2 or any(c < GROUP or c % GROUP for c in channels):
-            raise ValueError(
-                f"'channels' should be at least two multiples of {GROUP}, got {tuple(channels)}."
-            )
+        multiples = all(c >= GROUP and c % GROUP == 0 for c in channels)
+        assert multiples, f"channels: got {tuple(channels)}, expected multiples of {GROUP}."
         self.channels, self.inputs = tuple(channels), inputs
         self.features = self.channels[-1]
         self.stem = nn.Conv2d(inputs, self.channels[0], 3, padding=1)
@@ -98,11 +97,8 @@ class UNetEncoder(nn.Module):
                 :math:`2^{L - 1}` for :math:`L` levels.
         """
         divisor = 2 ** (len(self.channels) - 1)
-        if x.ndim != 4 or x.shape[2] % divisor or x.shape[3] % divisor:
-            raise ValueError(
-                f"Expected images (B, C, H, W) with sides that divide by {divisor}, "
-                f"got shape {tuple(x.shape)}."
-            )
+        fits = x.ndim == 4 and x.shape[2] % divisor == x.shape[3] % divisor == 0
+        assert fits, f"images: got {tuple(x.shape)}, expected sides that divide by {divisor}."
         maps, x = [], self.stem(x)
         for block in self.blocks:
             x = block(x)
@@ -120,7 +116,7 @@ class UNetEncoder(nn.Module):
 
 
 class _Decoder(nn.Module):
-    r"""What decoders share: a reference to the encoder, the time and the scale."""
+    r"""Base of the decoders: a reference to the encoder, the embedded time and the scale."""
 
     def __init__(self, encoder: nn.Module, features: int, scale: Scale | None) -> None:
         super().__init__()
@@ -158,15 +154,10 @@ class UNetDecoder(_Decoder):
         self.blocks = nn.ModuleList(_Block(below + skip, skip) for below, skip in pairs)
         self.films = nn.ModuleList(FiLM(encoder.features, skip) for _, skip in pairs)
         self.norm = nn.GroupNorm(channels[0] // GROUP, channels[0])
-        self.head = _zero(nn.Conv2d(channels[0], encoder.inputs, 3, padding=1))
+        self.head = zeroed(nn.Conv2d(channels[0], encoder.inputs, 3, padding=1))
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
-        r"""Returns the data scores, with the shape of `x`.
-
-        Arguments:
-            x: The images, with shape :math:`(B, C, H, W)`.
-            t: The times, with shape :math:`(B)`.
-        """
+        r"""Returns the data scores of images :math:`(B, C, H, W)` at times :math:`(B)`."""
         *skips, y = cast(UNetEncoder, self._encoder[0]).levels(x)
         embedding = self.embedding(t)
         y = self.middle(self.first(y, embedding))
@@ -193,25 +184,13 @@ class VectorDecoder(_Decoder):
         self.stem = nn.Linear(features + dim, features)
         self.layers = nn.ModuleList(nn.Linear(features, features) for _ in range(depth))
         self.films = nn.ModuleList(FiLM(features, features) for _ in range(depth + 1))
-        self.head = _zero(nn.Linear(features, dim))
+        self.head = zeroed(nn.Linear(features, dim))
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
-        r"""Returns the data scores, with shape :math:`(B, d)`.
-
-        Arguments:
-            x: The vectors, with shape :math:`(B, d)`.
-            t: The times, with shape :math:`(B)`.
-        """
+        r"""Returns the data scores of vectors :math:`(B, d)` at times :math:`(B)`."""
         embedding = self.embedding(t)
         first, *others = self.films
         y = first(self.stem(torch.cat([self._encoder[0](x), x], dim=1)), embedding)
         for layer, film in zip(self.layers, others, strict=True):
             y = film(y + layer(F.silu(y)), embedding)
         return self._scaled(self.head(F.silu(y)), t)
-
-
-def _zero(layer: nn.Conv2d | nn.Linear) -> nn.Module:
-    nn.init.zeros_(layer.weight)
-    assert layer.bias is not None
-    nn.init.zeros_(layer.bias)
-    return layer

@@ -23,9 +23,10 @@ from ..data.standardise import Standardiser
 from ..detectors.feature_ratio import FeatureRatio, FeatureRatioOptions
 from ..detectors.one_step import OneStepDetector
 from ..errors import UserError
+from ..evaluation.metrics import check_scores
 from ..evaluation.scorer import Scorer
 from ..models.frozen import evaluating
-from ..models.guards import check_inputs, check_log_ratios
+from ..models.networks import check_inputs
 from ..models.ratio import RatioModel
 
 try:
@@ -156,7 +157,9 @@ class OneStepRatioDetector(Detector):
             inputs = self.preprocess.normalise(x.to(self.preprocess.device, torch.float32))
         else:
             inputs = self.preprocess(x)
-        return -check_log_ratios(self.ratio(inputs), "x")
+        scores = self.ratio(inputs)
+        check_scores("x", scores.float().cpu().numpy())
+        return -scores
 
     def to(self, device: torch.device | str) -> "OneStepRatioDetector":
         r"""Moves the detector to a device."""

@@ -30,8 +30,8 @@ from ...data.standardise import Preprocess
 from ...detectors.feature_ratio import FeatureRatio, FeatureRatioOptions
 from ...errors import UserError
 from ...evaluation.scorer import Scorer, load_scorer
-from ...models.frozen import KnownNetwork, collect_features, device_of, input_batches, unwrapped
-from ...models.guards import check_inputs
+from ...models.frozen import NetworkDigest, collect_features, device_of, input_batches, unwrapped
+from ...models.networks import check_inputs
 from ...training.batches import broadened
 from .host import Foreign
 from .loaders import ReferenceImages, View, images_of, normalisation_of, view_of
@@ -200,7 +200,7 @@ class FeaturesMode(Mode):
             collect_features(net, images_of(loader, view.key), layer),
             collect_features(net, self._broadened(view, loader), layer),
         )
-        self._fit(device_of(net), KnownNetwork.of(net))
+        self._fit(device_of(net), NetworkDigest.of(net))
 
     def evaluate(self, net: nn.Module, data: Tensor) -> tuple[Tensor, Tensor]:
         log_ratio, given = self.ratio.evaluate(net, data)
@@ -228,7 +228,7 @@ class FeaturesMode(Mode):
         if was_fitted:
             self._fit(device, known)
 
-    def _fit(self, device: torch.device | str, known: KnownNetwork | None) -> None:
+    def _fit(self, device: torch.device | str, known: NetworkDigest | None) -> None:
         if self._features is not None:
             self.ratio.fit_features(*self._features, device)
             self.ratio.known = known
