@@ -64,7 +64,9 @@ class FeatureRatio:
         self.net: nn.Module | None = None
         #: The network that the features came from; None if that is not recorded.
         self.known: KnownNetwork | None = None
+        #: The folded head, which scores, and the one that was trained, which is saved.
         self.ratio: RatioModel | None = None
+        self.trained: RatioModel | None = None
         self.standardise: Standardiser | None = None
         self.history: list[dict[str, float]] = []
         self.seconds = 0.0
@@ -130,9 +132,10 @@ class FeatureRatio:
         Raises:
             UserError: If the features are not finite, or of different sizes.
         """
-        self.ratio, self.standardise, self.history, self.seconds = train_head(
+        trained, standardise, self.history, self.seconds = train_head(
             id_features, reference_features, self.options, device, progress
         )
+        self._take(trained, standardise)
         self.known = None
         return self
 
@@ -232,10 +235,10 @@ class FeatureRatio:
         Raises:
             UserError: If nothing is fitted.
         """
-        if self.ratio is None or self.standardise is None:
+        if self.trained is None or self.standardise is None:
             raise UserError("FeatureRatio: not fitted, there is nothing to save.")
         statistics = {"mean": self.standardise.mean, "std": self.standardise.std}
-        weights = {f"ratio.{k}": v.clone() for k, v in self.ratio.state_dict().items()}
+        weights = {f"ratio.{k}": v.clone() for k, v in self.trained.state_dict().items()}
         metadata = {
             "options": self.options.to_dict(),
             "features": self.features,
@@ -269,9 +272,15 @@ class FeatureRatio:
         own = {key.removeprefix("ratio."): value for key, value in tensors.items()}
         checkpoint.restore(ratio, own, source)
         statistics = check_statistics(mean, std, metadata["features"], source)
-        self.ratio, self.standardise = ratio.eval(), Standardise(*statistics)
+        self._take(ratio.eval(), Standardise(*statistics))
         self.known = None if digest is None else KnownNetwork(digest)
         return self if net is None else self.attach(net)
+
+    def _take(self, trained: RatioModel, standardise: Standardiser) -> None:
+        # Folding draws the weights of a layer, only to replace them.
+        with torch.random.fork_rng(devices=[]):
+            self.trained, self.ratio = trained, trained.fold()
+        self.standardise = standardise
 
     def __getstate__(self) -> dict[str, Any]:
         # The network is its owner's to keep.
