@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from sklearn import metrics
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
 from ood_osdre.config import Config
+from ood_osdre.evaluation.metrics import ood_metrics
 from ood_osdre.models.build import build_ratio
 from ood_osdre.plugin.openood.host import Foreign
 from ood_osdre.training import checkpoint as checkpoints
@@ -151,44 +151,16 @@ class HostEvaluator:
     def search(self) -> None:
         r"""Tries every combination, the first parameter fastest, and keeps the first best."""
         values = list(self.postprocessor.args_dict.values())
-        best, tried = 0.0, []
-        for combination in product(*reversed(values)):
-            self.postprocessor.set_hyperparam(list(reversed(combination)))
-            id_conf = self.postprocessor.inference(self.net, self.dataloader_dict["id"]["val"])[1]
-            ood_conf = self.postprocessor.inference(self.net, self.dataloader_dict["ood"]["val"])[
-                1
-            ]
-            auroc = table_row(id_conf, ood_conf)[1]
-            tried.append((auroc, list(reversed(combination))))
-            best = max(best, auroc)
-        self.tried = tried
-        chosen = next(c for auroc, c in tried if auroc == best)
+        validation = [self.dataloader_dict[role]["val"] for role in ("id", "ood")]
+        self.tried: list[tuple[float, list[Any]]] = []
+        for backwards in product(*reversed(values)):
+            combination = list(reversed(backwards))
+            self.postprocessor.set_hyperparam(combination)
+            conf = [self.postprocessor.inference(self.net, loader)[1] for loader in validation]
+            self.tried.append((ood_metrics(*conf).auroc, combination))
+        chosen = max(self.tried, key=lambda t: t[0])[1]
         self.postprocessor.set_hyperparam(chosen)
         self.postprocessor.hyperparam_search_done = True
-
-    def eval_ood(self, progress: bool = False) -> dict[str, list[float]]:
-        pred, id_conf, label = self.postprocessor.inference(
-            self.net, self.dataloader_dict["id"]["test"], progress
-        )
-        accuracy = float((pred == label).mean())
-        rows = {}
-        for sets in (v for k, v in self.dataloader_dict["ood"].items() if k != "val"):
-            for name, loader in sets.items():
-                conf = self.postprocessor.inference(self.net, loader, progress)[1]
-                rows[name] = [*table_row(id_conf, conf), accuracy]
-        return rows
-
-
-def table_row(id_conf: np.ndarray, ood_conf: np.ndarray) -> list[float]:
-    r"""Returns FPR@95, AUROC, AUPR_IN and AUPR_OUT, OOD positive, by scikit-learn."""
-    conf = np.concatenate([id_conf, ood_conf])
-    is_ood = np.repeat([0, 1], [len(id_conf), len(ood_conf)])
-    fpr, tpr, _ = metrics.roc_curve(is_ood, -conf, drop_intermediate=False)
-    row = [float(fpr[np.argmax(tpr >= 0.95)]), float(metrics.auc(fpr, tpr))]
-    for positive, score in ((1 - is_ood, conf), (is_ood, -conf)):
-        precision, recall, _ = metrics.precision_recall_curve(positive, score)
-        row.append(float(metrics.auc(recall, precision)))
-    return row
 
 
 class HostNet(nn.Module):

@@ -61,7 +61,9 @@ class FeatureRatio:
         self.net: nn.Module | None = None
         #: The network that the features came from; None if that is not recorded.
         self.known: NetworkDigest | None = None
+        #: The folded head, which scores, and the one that was trained, which is saved.
         self.ratio: RatioModel | None = None
+        self.trained: RatioModel | None = None
         self.standardise: Standardiser | None = None
         self.history: list[dict[str, float]] = []
         self.seconds = 0.0
@@ -128,10 +130,11 @@ class FeatureRatio:
             UserError: If there are none, they are not finite in single precision or of different
                 sizes, or a signal stopped the training.
         """
-        fitted, self.standardise = train_head(
+        fitted, standardise = train_head(
             id_features, reference_features, self.options, device, progress
         )
-        self.ratio, self.known = fitted.model, None
+        self._take(fitted.model, standardise)
+        self.known = None
         self.history, self.seconds = fitted.outcome.history, fitted.outcome.seconds
         return self
 
@@ -223,8 +226,9 @@ class FeatureRatio:
 
     def save(self, folder: str | Path) -> None:
         r"""Writes the head, not the network, into a folder; refuses one that is not fitted."""
-        ratio, standardise = self._fitted()
-        tensors = {f"ratio.{key}": value for key, value in ratio.state_dict().items()}
+        _, standardise = self._fitted()
+        assert self.trained is not None
+        tensors = {f"ratio.{key}": value for key, value in self.trained.state_dict().items()}
         tensors |= {"mean": standardise.mean, "std": standardise.std}
         metadata = {
             "options": self.options.to_dict(),
@@ -258,8 +262,7 @@ class FeatureRatio:
             raise UserError(f"{source}: not a ratio of features ({error}).") from None
         own = {key.removeprefix("ratio."): value for key, value in tensors.items()}
         checkpoint.restore(ratio, own, source)
-        self.standardise = Standardise(*check_statistics(mean, std, features, source))
-        self.ratio = ratio.eval()
+        self._take(ratio.eval(), Standardise(*check_statistics(mean, std, features, source)))
         self.known = None if digest is None else NetworkDigest(digest)
         return self if net is None else self.attach(net)
 
@@ -267,6 +270,12 @@ class FeatureRatio:
         if self.ratio is None or self.standardise is None:
             raise UserError("FeatureRatio: not fitted; call fit or fit_features, or load one.")
         return self.ratio, self.standardise
+
+    def _take(self, trained: RatioModel, standardise: Standardiser) -> None:
+        # Folding draws the weights of a layer, only to replace them.
+        with torch.random.fork_rng(devices=[]):
+            self.trained, self.ratio = trained, trained.fold()
+        self.standardise = standardise
 
     def __getstate__(self) -> dict[str, Any]:
         # The network is its owner's to keep.

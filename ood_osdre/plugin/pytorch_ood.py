@@ -2,7 +2,8 @@ r"""Detectors for pytorch-ood (0.4 or later): **larger = more OOD**, the opposit
 
 Both follow its conventions: loaders yield `(x, y)`, and a label below 0 marks OOD. In `fit` and
 `fit_features` those samples are the *reference* that the ratio is taken to, as they are the
-auxiliary outliers of other objectives. They must not be those of a test set.
+auxiliary outliers of other objectives. They must not be those of a test set. Both score with a
+folded ratio.
 
 - :class:`OneStepRatioDetector` scores with a network of ours, trained here or elsewhere.
 - :class:`FeatureRatioDetector` puts a ratio head on the features of a frozen `encoder`.
@@ -13,6 +14,7 @@ Install with `pip install 'ood-osdre[pytorch-ood]'`.
 __all__ = ["FeatureRatioDetector", "OneStepRatioDetector"]
 
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import torch
@@ -41,25 +43,22 @@ try:
     )
 
     REASON = None
+    INFO = DetectorInfo(
+        tasks={Task.CLASSIFICATION},
+        paper=Paper(
+            title="One-Step Score-Based Density Ratio Estimation",
+            venue="arXiv",
+            year=2026,
+            url="https://arxiv.org/abs/2604.10672",
+        ),
+    )
 except ImportError as error:
     # The module stays importable, for its documentation and for tests; its classes do not work.
-    REASON = error
+    REASON, INFO = error, None
     if not TYPE_CHECKING:
         Detector = FeaturesDetector = object
 
 Batches = Iterable[tuple[Tensor, Tensor]]
-
-
-def _info() -> "DetectorInfo | None":
-    if REASON is not None:
-        return None
-    paper = Paper(
-        title="One-Step Score-Based Density Ratio Estimation",
-        venue="arXiv",
-        year=2026,
-        url="https://arxiv.org/abs/2604.10672",
-    )
-    return DetectorInfo(tasks={Task.CLASSIFICATION}, paper=paper)
 
 
 def _require() -> None:
@@ -73,8 +72,8 @@ class OneStepRatioDetector(Detector):
     r"""The negated log-ratio of a one-step ratio; larger = more OOD.
 
     Arguments:
-        model: A :class:`~ood_osdre.detectors.one_step.OneStepDetector`, fitted or to be fitted, or a
-            :class:`~ood_osdre.evaluation.scorer.Scorer`: these take *pixels*, floats in
+        model: A :class:`~ood_osdre.detectors.one_step.OneStepDetector`, fitted or to be fitted, or
+            a :class:`~ood_osdre.evaluation.scorer.Scorer`: these take *pixels*, floats in
             :math:`[0, 1]` as `ToTensor` makes them, and apply their own statistics. Or a bare
             ratio, which takes network inputs.
 
@@ -84,28 +83,25 @@ class OneStepRatioDetector(Detector):
         >>> metrics.update(detector(x), y)  # doctest: +SKIP
     """
 
-    info = _info()
+    info = INFO
 
     def __init__(self, model: OneStepDetector | Scorer | RatioModel) -> None:
         _require()
         super().__init__()
-        self.ratio: nn.Module | None = None
+        self.ratio: RatioModel | None = None
         self.preprocess: Standardiser | None = None
         self.shape: tuple[int, ...] | None = None
-        self._detector: OneStepDetector | None = None
-        if isinstance(model, OneStepDetector):
-            self._detector = model
-            if model.is_fitted:
-                self._take(model.scorer)
+        self._detector = model if isinstance(model, OneStepDetector) else None
+        if isinstance(model, RatioModel):
+            self.ratio = model.fold()
         elif isinstance(model, Scorer):
             self._take(model)
-        elif isinstance(model, RatioModel):
-            self.ratio = model.fold()
         else:
-            raise TypeError(
-                "'model' should be a OneStepDetector, a Scorer or a ratio, "
-                f"got {type(model).__name__}."
+            assert isinstance(model, OneStepDetector), (
+                f"model: got {type(model).__name__}, expected a OneStepDetector, Scorer or ratio"
             )
+            if model.is_fitted:
+                self._take(model.scorer)
         self.requires_fit = self.ratio is None
 
     def fit(self, data_loader: Batches) -> "OneStepRatioDetector":
@@ -114,20 +110,14 @@ class OneStepRatioDetector(Detector):
         Arguments:
             data_loader: Batches `(x, y)` of pixels; labels below 0 mark the reference.
 
-        Returns:
-            The detector itself.
-
         Raises:
-            ValueError: If the loader yields no ID samples or no reference.
+            UserError: If the loader yields no such pairs, no ID samples or no reference.
         """
-        if self._detector is None:
-            return self
-        x, y = _collect(data_loader, lambda batch: batch)
-        reference = _reference(x, y)
-        self._take(
-            self._detector.fit(x[~reference], x[reference], labels=y[~reference].numpy()).scorer
-        )
-        self.requires_fit = False
+        if self._detector is not None:
+            x, y, reference = _collect(data_loader, lambda batch: batch)
+            labels = y[~reference].numpy()
+            self._take(self._detector.fit(x[~reference], x[reference], labels=labels).scorer)
+            self.requires_fit = False
         return self
 
     @torch.no_grad()
@@ -153,7 +143,12 @@ class OneStepRatioDetector(Detector):
         if self.preprocess is None:
             inputs = x.to(next(self.ratio.parameters()).device)
         elif x.ndim == 4:
-            _check_pixels(x)
+            low, high = float(x.min()), float(x.max())
+            if low < -SLACK or high > 1 + SLACK:
+                raise UserError(
+                    f"x: got values from {low:.3g} to {high:.3g}, expected pixels in [0, 1]; leave "
+                    "normalisation to the detector."
+                )
             inputs = self.preprocess.normalise(x.to(self.preprocess.device, torch.float32))
         else:
             inputs = self.preprocess(x)
@@ -169,12 +164,9 @@ class OneStepRatioDetector(Detector):
         return self
 
     def _take(self, scorer: Scorer) -> None:
+        # A copy, because moving the detector must not move the scorer.
         self.ratio, self.preprocess = scorer.ratio.fold(), scorer.preprocess
-        size, dim = (scorer.metadata.get(key) for key in ("size", "dim"))
-        if dim is not None:
-            self.shape = (dim,)
-        elif size is not None:
-            self.shape = (3, size, size)
+        self.shape = (scorer.shape[-1], *scorer.shape[:-1])  # channels first
 
 
 class FeatureRatioDetector(FeaturesDetector):
@@ -188,7 +180,7 @@ class FeatureRatioDetector(FeaturesDetector):
             :class:`~ood_osdre.detectors.feature_ratio.FeatureRatioOptions`.
     """
 
-    info = _info()
+    info = INFO
     requires_fit = True
 
     def __init__(
@@ -202,18 +194,8 @@ class FeatureRatioDetector(FeaturesDetector):
         self.head = FeatureRatio(options)
 
     def fit(self, data_loader: Batches) -> "FeatureRatioDetector":
-        r"""Encodes the data and fits the head on the features.
-
-        Arguments:
-            data_loader: Batches `(x, y)` of inputs; labels below 0 mark the reference.
-
-        Returns:
-            The detector itself.
-
-        Raises:
-            ValueError: If the loader yields no ID samples or no reference.
-        """
-        return self.fit_features(*_collect(data_loader, self._encode))
+        r"""Encodes batches `(x, y)` of inputs and fits the head as :meth:`fit_features` does."""
+        return self._fit(*_collect(data_loader, self._encode))
 
     def fit_features(self, x: Tensor, y: Tensor) -> "FeatureRatioDetector":
         r"""Fits the head on features.
@@ -222,15 +204,10 @@ class FeatureRatioDetector(FeaturesDetector):
             x: The features, with shape :math:`(N, F)`.
             y: The labels, below 0 for the reference, with shape :math:`(N)`.
 
-        Returns:
-            The detector itself.
-
         Raises:
-            ValueError: If there are no ID samples or no reference.
+            UserError: If they are no such pair, or there are no ID samples or no reference.
         """
-        reference = _reference(x, y)
-        self.head.fit_features(x[~reference], x[reference], self.device or "cpu")
-        return self
+        return self._fit(*_collect([(x, y)], lambda features: features))
 
     def predict(self, x: Tensor) -> Tensor:
         r"""Returns the outlier scores of inputs.
@@ -248,17 +225,7 @@ class FeatureRatioDetector(FeaturesDetector):
         return self.predict_features(self._encode(x))
 
     def predict_features(self, x: Tensor) -> Tensor:
-        r"""Returns the outlier scores of features.
-
-        Arguments:
-            x: The features, with shape :math:`(B, F)`.
-
-        Returns:
-            The negated log-ratios in nats, larger = more OOD, with shape :math:`(B)`.
-
-        Raises:
-            RequiresFittingException: If the head is not fitted.
-        """
+        r"""Returns the outlier scores of features, with shape :math:`(B, F)`, as :meth:`predict`."""
         if self.head.ratio is None:
             raise RequiresFittingException
         return -self.head.log_ratio_of_features(x)
@@ -269,69 +236,45 @@ class FeatureRatioDetector(FeaturesDetector):
         self.head.to(device)
         return self
 
+    def _fit(self, x: Tensor, y: Tensor, reference: Tensor) -> "FeatureRatioDetector":
+        self.head.fit_features(x[~reference], x[reference], self.device or "cpu")
+        return self
+
     @torch.no_grad()
     def _encode(self, x: Tensor) -> Tensor:
         if self.encoder is None:
             raise ModelNotSetException
-        if not isinstance(x, Tensor):
-            raise TypeError(f"x: got {type(x).__name__}, expected a tensor.")
         moved = x if self.device is None else x.to(self.device)
-        if not isinstance(self.encoder, nn.Module):
-            return self.encoder(moved).flatten(1)
-        with evaluating(self.encoder):
+        with evaluating(self.encoder) if isinstance(self.encoder, nn.Module) else nullcontext():
             return self.encoder(moved).flatten(1)
 
 
-def _collect(batches: Batches, transform: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-    pairs = []
+def _collect(
+    batches: Batches, transform: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    r"""Returns all inputs, their labels, and which of them are the reference."""
+    xs, ys = [], []
     for batch in batches:
-        parts = list(batch) if isinstance(batch, tuple | list) else [batch]
+        parts, fault = batch if isinstance(batch, tuple | list) else [batch], ""
         if len(parts) != 2 or not all(isinstance(part, Tensor) for part in parts):
             found = ", ".join(type(part).__name__ for part in parts[:3])
-            raise UserError(
-                f"data_loader: a batch has {len(parts)} parts ({found}), expected a pair (x, y) of "
-                "tensors."
+            fault = f"a batch has {len(parts)} parts ({found}), expected a pair (x, y) of tensors"
+        elif parts[1].shape != parts[0].shape[:1] or parts[1].isnan().any():
+            x_shape, y_shape = (tuple(part.shape) for part in parts)
+            fault = (
+                f"a batch has inputs with shape {x_shape} and labels with shape {y_shape}, "
+                "expected a label for each, none of them NaN"
             )
-        x, y = parts
-        if x.ndim == 0 or y.shape != x.shape[:1]:
-            raise UserError(
-                f"data_loader: a batch of inputs with shape {tuple(x.shape)} and labels with shape "
-                f"{tuple(y.shape)}, expected a label for each."
-            )
-        pairs.append((transform(x).cpu(), y.cpu()))
-    if not pairs:
-        raise ValueError("The data loader is empty, expected ID samples and a reference.")
-    shapes = sorted({tuple(x.shape[1:]) for x, _ in pairs})
-    if len(shapes) > 1:
-        raise UserError(f"data_loader: inputs of different shapes, {shapes[0]} and {shapes[1]}.")
-    xs, ys = zip(*pairs, strict=True)
-    return torch.cat(xs), torch.cat(ys)
-
-
-def _reference(x: Tensor, labels: Tensor) -> Tensor:
-    r"""Returns which samples are the reference, those with a label below 0."""
-    if not isinstance(x, Tensor) or not isinstance(labels, Tensor):
-        raise TypeError(
-            f"x, y: got {type(x).__name__} and {type(labels).__name__}, expected tensors."
-        )
-    if labels.shape != x.shape[:1] or labels.isnan().any():
-        raise UserError(
-            f"labels: got shape {tuple(labels.shape)} for inputs with shape {tuple(x.shape)}, "
-            "expected a label for each, none of them NaN."
-        )
-    reference = labels < 0
+        if fault:
+            raise UserError(f"data: {fault}.")
+        xs.append(transform(parts[0]).cpu())
+        ys.append(parts[1].cpu())
+    y = torch.cat(ys) if ys else torch.zeros(0)
+    reference = y < 0
     count = int(reference.sum())
-    if count in (0, len(labels)):
-        raise ValueError(
-            f"{count} of {len(labels)} labels are below 0, expected both ID samples and samples "
+    if count in (0, len(y)):
+        raise UserError(
+            f"data: {count} of {len(y)} labels are below 0, expected both ID samples and samples "
             "of a reference, which labels below 0 mark."
         )
-    return reference
-
-
-def _check_pixels(x: Tensor) -> None:
-    if not (x.min() >= -SLACK and x.max() <= 1 + SLACK):
-        raise UserError(
-            f"x: got values from {float(x.min()):.3g} to {float(x.max()):.3g}, expected pixels in "
-            "[0, 1]; leave normalisation to the detector."
-        )
+    return torch.cat(xs), y, reference

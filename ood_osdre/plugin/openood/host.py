@@ -1,14 +1,12 @@
-r"""The import of OpenOOD, which may fail in many ways, none of which is ours to raise unasked.
+r"""OpenOOD itself: its import, which often fails, and its evaluator, on any device.
 
 OpenOOD imports every method it has, and with them packages that its own installation does not
-declare. A plugin that failed with it could not even be tested, so whatever exception that import
-raises is kept, and said by :func:`explain_import` or :func:`require`.
+declare. This plugin has to be importable all the same, so the exception of that import is kept;
+:func:`explain_import` and :func:`require` tell it.
 
-Drives OpenOOD's evaluator, on any device, and fills its score cache from ours.
-
-The evaluator computes the ID accuracy on a GPU whatever there is, though the predictions are those
-that the postprocessor has just returned. Its score cache takes them, so that the evaluator's own
-code makes the table: :func:`eval_ood` from its loaders, :func:`prefill` from scores of a run.
+The evaluator computes the ID accuracy on a GPU in any case, though from predictions that the
+postprocessor has just returned. Put into its score cache, these make its own code give the table:
+:func:`eval_ood` from its loaders, :func:`prefill` from the scores of a run.
 """
 
 __all__ = [
@@ -35,14 +33,12 @@ from ...evaluation.scores import ScoredSet, Scores
 #: An object of OpenOOD's, which is not annotated.
 Foreign: TypeAlias = Any
 
-#: What an evaluation needs, and what brings everything else with it.
-NEEDED = "openood.evaluation_api"
-
 
 @cache
 def _attempt() -> Exception | None:
+    r"""Imports what an evaluation needs, and with it everything else; returns what it raised."""
     try:
-        import_module(NEEDED)
+        import_module("openood.evaluation_api")
     except Exception as error:  # noqa: BLE001 - whatever it is, it is kept for whoever asks
         return error
     return None
@@ -78,19 +74,16 @@ def require(name: str) -> ModuleType:
     return import_module(name)
 
 
-class _StandIn:
-    r"""What a postprocessor derives from where OpenOOD is not."""
-
-    def __init__(self, config: Foreign) -> None:
-        self.config = config
-
-
 def base_postprocessor() -> type[Any]:
     r"""Returns OpenOOD's class of postprocessors, or a stand-in of the same constructor."""
-    if not is_importable():
-        return _StandIn
-    base: type[Any] = import_module("openood.postprocessors").BasePostprocessor
-    return base
+    if is_importable():
+        return import_module("openood.postprocessors").BasePostprocessor
+
+    class BasePostprocessor:
+        def __init__(self, config: Foreign) -> None:
+            self.config = config
+
+    return BasePostprocessor
 
 
 def eval_ood(evaluator: Foreign, fsood: bool = False, progress: bool = True) -> Foreign:
@@ -137,22 +130,20 @@ def prefill(evaluator: Foreign, scores: Scores, accuracy: float | None) -> None:
     """
     (id_set,) = scores.of("id").values()
     loaders, cache = evaluator.dataloader_dict, evaluator.scores
-    wanted: dict[tuple[str, ...], tuple[Mapping[str, ScoredSet], str]] = {
-        ("id", "test"): ({"test": id_set}, "test")
+    groups: dict[str, tuple[Foreign, Foreign, Mapping[str, ScoredSet]]] = {
+        "id": ({"test": loaders["id"]["test"]}, cache["id"], {"test": id_set})
     }
     for role in ("near", "far"):
-        wanted |= {("ood", role, name): (scores.of(role), name) for name in loaders["ood"][role]}
-    for keys, (sets, name) in wanted.items():
-        loader, target = loaders, cache
-        for key in keys[:-1]:
-            loader, target = loader[key], target[key]
-        count = len(loader[name].dataset)
-        found = sets[name].score.size if name in sets else 0
-        if found != count:
-            raise UserError(
-                f"scores: {found} of the set {'/'.join(keys)}, but OpenOOD's list has {count}."
-            )
-        # Scores do not say the predictions; the evaluator takes the accuracy on its own.
-        unknown = np.full(count, -1, dtype=np.int64)
-        target[name] = [unknown, sets[name].score.copy(), sets[name].label.copy()]
+        groups[f"ood/{role}"] = loaders["ood"][role], cache["ood"][role], scores.of(role)
+    for group, (own, target, sets) in groups.items():
+        for name, loader in own.items():
+            count = len(loader.dataset)
+            found = sets[name].score.size if name in sets else 0
+            if found != count:
+                raise UserError(
+                    f"scores: {found} of the set {group}/{name}, but OpenOOD's list has {count}."
+                )
+            # Scores do not say the predictions; the evaluator takes the accuracy on its own.
+            unknown = np.full(count, -1, dtype=np.int64)
+            target[name] = [unknown, sets[name].score.copy(), sets[name].label.copy()]
     evaluator.metrics["id_acc"] = np.nan if accuracy is None else 100 * accuracy

@@ -10,84 +10,138 @@ Mode           What scores                                               Passes
                trained in `setup` on ID and reference images
 =============  ========================================================  =====================
 
-A network without what its mode needs is refused in one line. It is never scored with something
-else. So are, in the modes `network` and `checkpoint`, images of another size, and, as far as it
-can be seen (:mod:`~ood_osdre.plugin.openood.statistics`), a host that normalises otherwise.
+All of them score with a folded ratio. A network without what its mode needs is refused, and so are
+images of another size than in training and, as far as it can be seen
+(:mod:`~ood_osdre.plugin.openood.loaders`), a host that normalises otherwise.
 """
 
-__all__ = ["MODES", "Mode", "make_mode"]
+__all__ = ["MODES", "Mode", "PostprocessorOptions"]
 
 import abc
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field, model_validator
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from ...data.standardise import Preprocess
 from ...detectors.feature_ratio import FeatureRatio, FeatureRatioOptions
 from ...errors import UserError
-from ...evaluation.scorer import Scorer, load_scorer
-from ...models.frozen import NetworkDigest, collect_features, device_of, input_batches, unwrapped
+from ...evaluation.scorer import load_scorer
+from ...models.frozen import NetworkDigest, collect_features, device_of, input_batches
 from ...models.networks import check_inputs
-from ...training.batches import broadened
-from .host import Foreign
-from .loaders import ReferenceImages, View, images_of, normalisation_of, view_of
-from .network import OSDRENet, ratio_of
-from .options import PostprocessorOptions
-from .statistics import host_statistics, is_close, renormalised
+from ...models.ratio import OneStepRatio
+from ...options import Options, Positive, Share
+from ...training.batches import SHARE, broadened
+from .loaders import (
+    ReferenceImages,
+    Statistics,
+    View,
+    host_statistics,
+    is_close,
+    normalisation_of,
+    per_channel,
+    view_of,
+)
+from .network import OSDRENet, input_shape
 
 #: What errors call the host's images.
 IMAGES = "postprocessor: images"
 
 
-class Mode(abc.ABC):
-    r"""Abstract way to score.
+class PostprocessorOptions(Options):
+    r"""The `postprocessor_args` of OpenOOD's YAML file.
 
-    Arguments:
-        options: The options.
+    Attributes:
+        mode: One of :data:`MODES`.
+        checkpoint: The run folder of a trained scorer, for the mode `checkpoint`; or the folder
+            of a saved :class:`~ood_osdre.detectors.feature_ratio.FeatureRatio`, for `features`,
+            which then trains nothing.
+        reference: The reference of the mode `features`: a folder, a list file, or (in Python)
+            batches of images, preprocessed as the network expects.
+        reference_root: The folder that a list's paths are relative to; null for its own.
+        head: The head of the mode `features` and its training.
+        layer: The layer of the network to read features from; null for the ways that networks
+            offer them (:mod:`ood_osdre.models.frozen`).
+        id_split: The ID split that the mode `features` trains on.
+        broaden: The share of the reference that the mode `features` transforms strongly, so that
+            far-OOD images lie within its reach (:mod:`ood_osdre.training.batches`).
+        mean: The means, of pixels in [0, 1], that the host's images were normalised with; null to
+            read them off its transform.
+        std: The standard deviations, likewise.
     """
 
-    #: The hyper-parameters that a search may change.
-    sweepable: tuple[str, ...] = ()
+    mode: Literal["network", "checkpoint", "features"] = "network"
+    checkpoint: str | None = None
+    reference: Any = None
+    reference_root: str | None = None
+    head: FeatureRatioOptions | None = None
+    layer: str | None = None
+    id_split: str = "train"
+    broaden: Share = SHARE
+    mean: Annotated[tuple[Share, ...], Field(strict=False)] | None = None
+    std: Annotated[tuple[Positive, ...], Field(strict=False)] | None = None
+
+    @model_validator(mode="after")
+    def _check_mode(self) -> Self:
+        fault = None
+        if (self.mean is None) != (self.std is None):
+            fault = "mean: give both 'mean' and 'std', or neither."
+        elif self.mode != "features":
+            if self.mode == "checkpoint" and self.checkpoint is None:
+                fault = "checkpoint: the mode 'checkpoint' needs a run folder."
+            for name in ("head", "reference", "layer"):
+                if getattr(self, name) is not None:
+                    fault = f"{name}: belongs to the mode 'features', got {self.mode!r}."
+        elif not isinstance(self.reference, Iterable | os.PathLike) and self.checkpoint is None:
+            fault = (
+                "reference: the mode 'features' needs reference images, a folder, a list file or "
+                "batches (or the checkpoint of a head)."
+            )
+        if fault is not None:
+            raise ValueError(fault)
+        return self
+
+    def statistics(self) -> Statistics | None:
+        r"""Returns the means and the standard deviations of the channels; None if not given."""
+        given = self.mean is not None
+        return per_channel(self.mean, self.std, "postprocessor_args") if given else None
+
+
+class Mode(abc.ABC):
+    r"""Abstract way to score; networks are in evaluation mode whenever they come."""
 
     def __init__(self, options: PostprocessorOptions) -> None:
         self.options = options
 
     @abc.abstractmethod
     def setup(self, net: nn.Module, id_loaders: Mapping[str, Any]) -> None:
-        r"""Prepares for a network.
-
-        Arguments:
-            net: The network, in evaluation mode.
-            id_loaders: OpenOOD's ID loaders by split.
-
-        Raises:
-            UserError: If the network or the host's images are not what the mode needs.
-        """
+        r"""Prepares for a network and for the images of OpenOOD's ID loaders, by split."""
 
     @abc.abstractmethod
-    def evaluate(self, net: nn.Module, data: Tensor) -> tuple[Tensor, Tensor]:
-        r"""Scores images.
+    def evaluate(self, net: nn.Module, data: Tensor) -> tuple[Tensor | None, Tensor]:
+        r"""Returns the class logits and the log-ratios of images.
 
         Arguments:
-            net: The network, in evaluation mode.
+            net: The network.
             data: The images, preprocessed by the host, with shape :math:`(B, C, H, W)`.
 
         Returns:
-            The class logits, with shape :math:`(B, C)`, and the log-ratios in nats (larger = more
-            ID), with shape :math:`(B)`.
-
-        Raises:
-            UserError: If the network or the images are not what the mode needs.
+            The logits, with shape :math:`(B, C)`, None from a network without any, and the
+            log-ratios in nats (larger = more ID), with shape :math:`(B)`.
         """
+
+    def get(self) -> Mapping[str, Any]:
+        r"""Returns the hyper-parameters that a search may change, by name."""
+        return {}
 
     def set(self, values: Mapping[str, Any]) -> None:
         r"""Sets hyper-parameters, and recomputes whatever depends on them."""
-        if values:
-            raise ValueError(f"Got {list(values)}, but this mode has no hyper-parameters.")
+        assert not values, "a mode without hyper-parameters"
 
 
 class NetworkMode(Mode):
@@ -95,32 +149,49 @@ class NetworkMode(Mode):
 
     Its images are the host's, whose accuracy comes from them, too. If the host normalises them
     otherwise than in training, it is the host that has to change.
+
+    A network that is not folded, as the trainer returns it, is folded in `setup`, and again when
+    its weights have changed.
     """
 
+    def __init__(self, options: PostprocessorOptions) -> None:
+        super().__init__(options)
+        self._source: NetworkDigest | None = None
+        self._folded: OSDRENet | None = None
+
     def setup(self, net: nn.Module, id_loaders: Mapping[str, Any]) -> None:
-        own = self._of(net).normalisation
-        if own is None:
+        own = OSDRENet.wrap(net)
+        self._source = None  # folds anew, also after a write that PyTorch did not count
+        self._scorer(own, device_of(net))
+        if own.normalisation is None:
             return
-        host = host_statistics(self.options, id_loaders)
-        if host is not None and not is_close(own, host):
+        host = host_statistics(self.options.statistics(), id_loaders)
+        if host is not None and not is_close(own.normalisation, host):
+            found, trained = (
+                " and std ".join(str([round(v, 4) for v in values]) for values in statistics)
+                for statistics in (host, own.normalisation)
+            )
             raise UserError(
-                f"postprocessor: the host normalises images by mean {_rounded(host[0])} and std "
-                f"{_rounded(host[1])}, the network was trained with {_rounded(own[0])} and "
-                f"{_rounded(own[1])}; pass the evaluator a preprocessor with these."
+                f"postprocessor: the host normalises images by mean {found}, the network was "
+                f"trained with {trained}; pass the evaluator a preprocessor with these."
             )
 
-    def evaluate(self, net: nn.Module, data: Tensor) -> tuple[Tensor, Tensor]:
-        own = self._of(net)
-        return own.evaluate(check_inputs(data, _shape(own.size), IMAGES))
+    def evaluate(self, net: nn.Module, data: Tensor) -> tuple[Tensor | None, Tensor]:
+        own = OSDRENet.wrap(net)
+        check_inputs(data, own.shape, IMAGES)
+        return self._scorer(own, data.device).evaluate(data)
 
-    def _of(self, net: nn.Module) -> OSDRENet:
-        found = ratio_of(net)
-        if found is None:
-            raise UserError(
-                f"postprocessor: {type(unwrapped(net)).__name__} is no OS-DRE network; load one "
-                "with OSDRENet.load(folder), or use the mode 'checkpoint' or 'features'."
-            )
-        return found
+    def _scorer(self, own: OSDRENet, device: torch.device) -> OSDRENet:
+        r"""Returns the network with its ratio folded, on a device."""
+        if not isinstance(own.ratio, OneStepRatio):
+            return own
+        if self._folded is None or self._source is None or not self._source.matches(own.ratio):
+            self._folded, self._source = own.fold(), NetworkDigest.of(own.ratio)
+        return self._folded.to(device)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The network is its owner's to keep.
+        return {**self.__dict__, "_source": None, "_folded": None}
 
 
 class CheckpointMode(Mode):
@@ -131,164 +202,102 @@ class CheckpointMode(Mode):
 
     def __init__(self, options: PostprocessorOptions) -> None:
         super().__init__(options)
-        if options.checkpoint is None:
-            raise UserError("postprocessor_args.checkpoint: the mode 'checkpoint' needs a folder.")
-        self.scorer = load_scorer(Path(options.checkpoint))
-        self.host = host_statistics(options, {})
+        self.scorer = load_scorer(str(options.checkpoint))
+        self.host = options.statistics()
 
     def setup(self, net: nn.Module, id_loaders: Mapping[str, Any]) -> None:
-        self.host = host_statistics(self.options, id_loaders)
+        self.host = host_statistics(self.options.statistics(), id_loaders)
 
-    def evaluate(self, net: nn.Module, data: Tensor) -> tuple[Tensor, Tensor]:
-        check_inputs(data, _shape(self.scorer.metadata.get("size")), IMAGES)
-        scorer = self._on(data.device)
-        x = data if self.host is None else renormalised(data, self.host, scorer.preprocess)
-        return net(data), scorer.ratio.log_ratio(x)
-
-    def _on(self, device: torch.device) -> Scorer:
-        if self.scorer.preprocess.device != device:
-            self.scorer = replace(
-                self.scorer,
-                ratio=self.scorer.ratio.to(device),
-                preprocess=self.scorer.preprocess.on(device),
-            )
-        return self.scorer
+    def evaluate(self, net: nn.Module, data: Tensor) -> tuple[Tensor | None, Tensor]:
+        check_inputs(data, input_shape(self.scorer), IMAGES)
+        if self.scorer.preprocess.device != data.device:
+            self.scorer = self.scorer.on(data.device)
+        own, x = self.scorer.preprocess, data
+        if self.host is not None and not is_close(
+            self.host, (own.mean.tolist(), own.std.tolist())
+        ):
+            mean, std = (data.new_tensor(values)[:, None, None] for values in self.host)
+            x = own.normalise(data * std + mean)
+        return net(data), self.scorer.ratio.log_ratio(x)
 
 
 class FeaturesMode(Mode):
-    r"""A ratio head on the frozen network's own features.
+    r"""A ratio head on the frozen network's own features."""
 
-    Arguments:
-        options: The options.
-        head: The head's options.
-        reference: Batches of reference images, preprocessed as the network expects; None for the
-            files that the options name.
-    """
-
-    sweepable = tuple(FeatureRatioOptions().to_dict())
-
-    def __init__(
-        self,
-        options: PostprocessorOptions,
-        head: FeatureRatioOptions | None = None,
-        reference: Foreign = None,
-    ) -> None:
+    def __init__(self, options: PostprocessorOptions) -> None:
         super().__init__(options)
-        self.reference = reference
-        self.ratio = FeatureRatio(head, options.layer)
-        self.is_trained = options.checkpoint is not None
+        self.ratio = FeatureRatio(options.head, options.layer)
         if options.checkpoint is not None:
             self.ratio = FeatureRatio.load(options.checkpoint)
-        elif reference is None and options.reference is None:
-            raise UserError(
-                "postprocessor_args.reference: the mode 'features' needs reference images, a "
-                "folder or a list file (or a checkpoint of a head)."
-            )
+        self.is_saved = options.checkpoint is not None
         self._features: tuple[Tensor, Tensor] | None = None
 
     def setup(self, net: nn.Module, id_loaders: Mapping[str, Any]) -> None:
-        if self.is_trained:
+        if self.is_saved:
             self.ratio.check_network(net)
             return
         known = self.ratio.known
         if self.ratio.ratio is not None and known is not None and known.matches(net):
             return
         view = view_of(id_loaders, self.options.id_split)
-        loader = id_loaders[self.options.id_split]
-        layer = self.ratio.layer
         self._features = (
-            collect_features(net, images_of(loader, view.key), layer),
-            collect_features(net, self._broadened(view, loader), layer),
+            collect_features(net, view.images(), self.ratio.layer),
+            collect_features(net, self._reference(view), self.ratio.layer),
         )
         self._fit(device_of(net), NetworkDigest.of(net))
 
-    def evaluate(self, net: nn.Module, data: Tensor) -> tuple[Tensor, Tensor]:
+    def evaluate(self, net: nn.Module, data: Tensor) -> tuple[Tensor | None, Tensor]:
         log_ratio, given = self.ratio.evaluate(net, data)
-        if given.logits is None:
-            raise UserError(
-                f"postprocessor: {type(unwrapped(net)).__name__} gives no class logits, which "
-                "OpenOOD's accuracy needs."
-            )
         return given.logits, log_ratio
+
+    def get(self) -> Mapping[str, Any]:
+        r"""Returns the options of the head, none of a saved one."""
+        return {} if self.is_saved else self.ratio.options.to_dict()
 
     def set(self, values: Mapping[str, Any]) -> None:
         r"""Changes options of the head, and trains it anew if it was trained."""
-        if self.is_trained:
-            raise UserError("postprocessor_args.checkpoint: a saved head has nothing to search.")
-        options = self.ratio.options.replace(**values)
-        if options == self.ratio.options:
+        old = self.ratio
+        options = old.options.replace(**values)
+        if options == old.options:
             return
-        device = "cpu" if self.ratio.standardise is None else self.ratio.standardise.device
-        was_fitted = self.ratio.ratio is not None
-        if was_fitted and self._features is None:
-            raise UserError(
-                "postprocessor: the features were not kept with the file; set up anew."
-            )
-        known, self.ratio = self.ratio.known, FeatureRatio(options, self.ratio.layer)
-        if was_fitted:
-            self._fit(device, known)
+        self.ratio = FeatureRatio(options, old.layer)
+        if old.standardise is not None:
+            self._fit(old.standardise.device, old.known)
 
-    def _fit(self, device: torch.device | str, known: NetworkDigest | None) -> None:
-        if self._features is not None:
-            self.ratio.fit_features(*self._features, device)
-            self.ratio.known = known
+    def _fit(self, device: torch.device, known: NetworkDigest | None) -> None:
+        assert self._features is not None, "features are not kept in a file; call setup again"
+        self.ratio.fit_features(*self._features, device)
+        self.ratio.known = known
 
-    def _broadened(self, view: View, like: object) -> Iterator[Tensor]:
-        batches = input_batches(self._reference_images(view, like))
-        if not self.options.broaden:
-            return batches
-        statistics = self.options.statistics() or normalisation_of(view.transform)
-        if statistics is None:
-            raise UserError(
-                "postprocessor_args.broaden: the ID loader does not show how it normalises; give "
-                "'mean' and 'std', or set it to 0."
-            )
-        return broadened(batches, Preprocess(*statistics), self.options.broaden)
-
-    def _reference_images(self, view: View, like: object) -> Foreign:
-        if self.reference is not None:
-            return self.reference
-        if view.transform is None:
-            raise UserError(
-                "postprocessor: the ID loader does not show its transform, so the reference "
-                "images cannot be preprocessed alike; pass batches of them, reference=loader."
-            )
+    def _reference(self, view: View) -> Iterator[Tensor]:
+        r"""Returns the reference images, some of them broadened, read as the ID images are."""
         o = self.options
-        root = None if o.reference_root is None else Path(o.reference_root)
-        return ReferenceImages(Path(str(o.reference)), root, view.transform).loader(like)
+        is_read = isinstance(o.reference, str | os.PathLike)
+        statistics = o.statistics() or normalisation_of(view.transform)
+        if (is_read and view.transform is None) or (o.broaden and statistics is None):
+            raise UserError(
+                "postprocessor_args.reference: the ID loader does not show its transform, by "
+                "which files are read, or how it normalises, which 'broaden' needs; pass batches "
+                "of images, and 'mean' and 'std' or broaden=0."
+            )
+        images = o.reference
+        if is_read:
+            root = None if o.reference_root is None else Path(o.reference_root)
+            images = ReferenceImages(Path(images), root, view.transform).loader(view.loader)
+        batches = input_batches(images)
+        if statistics is None or not o.broaden:
+            return batches
+        return broadened(batches, Preprocess(*statistics), o.broaden)
 
     def __getstate__(self) -> dict[str, Any]:
         # Features are large, and loaders need not be picklable.
-        return {**self.__dict__, "_features": None, "reference": None}
+        options = self.options.model_copy(update={"reference": None})
+        return {**self.__dict__, "options": options, "_features": None}
 
 
 #: The modes by name.
-MODES: dict[str, Callable[..., Mode]] = {
+MODES: dict[str, type[Mode]] = {
     "network": NetworkMode,
     "checkpoint": CheckpointMode,
     "features": FeaturesMode,
 }
-
-
-def make_mode(
-    options: PostprocessorOptions, head: FeatureRatioOptions | None, reference: Foreign
-) -> Mode:
-    r"""Builds the mode of the options, refusing what only another mode would use."""
-    if options.mode == "features":
-        return FeaturesMode(options, head, reference)
-    unused = {"head": head, "reference": reference or options.reference, "layer": options.layer}
-    for name, value in unused.items():
-        if value is not None:
-            raise UserError(
-                f"postprocessor_args.{name}: belongs to the mode 'features', got {options.mode!r}."
-            )
-    return MODES[options.mode](options)
-
-
-def _shape(size: int | None) -> tuple[int, ...] | None:
-    r"""Returns the shape of an image in training; None if it is not known."""
-    return None if size is None else (3, size, size)
-
-
-def _rounded(values: list[float]) -> list[float]:
-    return [round(v, 4) for v in values]

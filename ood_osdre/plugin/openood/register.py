@@ -1,12 +1,12 @@
 r"""Makes OpenOOD know the names `osdre`: :func:`register`, and :func:`unregister`.
 
-OpenOOD has no registry. Its evaluator reads a module-level dictionary, to which an entry is added;
-its older pipelines look names up in dictionaries inside functions, so those functions are replaced
+OpenOOD has no registry. Its evaluator reads a module-level dictionary, to which an entry is added.
+Its older pipelines look names up in dictionaries inside functions, so those functions are replaced
 by ones that know our names and pass every other on. Nothing is written to its folders, and
-everything is put back by :func:`unregister`.
+:func:`unregister` puts everything back.
 """
 
-__all__ = ["NAMES", "build_network", "register", "shipped", "unregister"]
+__all__ = ["NAMES", "build_network", "register", "unregister"]
 
 import functools
 import sys
@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from ...config import load_config
-from ...errors import UserError
 from ...resources import folders, read_yaml
+from ...training.checkpoint import restore
 from .host import Foreign, require
 from .network import OSDRENet
 from .postprocessor import OSDREPostprocessor
@@ -43,11 +43,9 @@ def register() -> list[str]:
     table.update(dict.fromkeys(NAMES, OSDREPostprocessor))
     require("openood.pipelines")
     hooks = ["openood.evaluation_api.postprocessor.postprocessors"]
-    for home, (name, make) in _WRAPPERS.items():
+    for home, (name, build) in _BUILDERS.items():
         original = _original(getattr(require(home), name))
-        wrapper = make(original)
-        setattr(wrapper, _MARK, original)
-        hooks += _replace(name, original, wrapper)
+        hooks += _replace(name, original, _hooked(original, build))
     return sorted(hooks)
 
 
@@ -56,18 +54,79 @@ def unregister() -> None:
     table = require("openood.evaluation_api.postprocessor").postprocessors
     for name in NAMES:
         table.pop(name, None)
-    for home, (name, _) in _WRAPPERS.items():
+    for home, (name, _) in _BUILDERS.items():
         original = _original(getattr(require(home), name))
         _replace(name, original, original)
 
 
-def shipped(name: str) -> Path:
-    r"""Returns the path of a postprocessor's YAML file of this package."""
-    for folder in folders("configs"):
-        path = folder / "openood" / "postprocessors" / f"{name}.yml"
-        if path.is_file():
-            return path
-    raise UserError(f"configs/openood/postprocessors/{name}.yml: not installed.")
+def build_network(network_config: Mapping[str, Any]) -> OSDRENet | None:
+    r"""Builds the network of OpenOOD's section `network`, not folded, so that it can be trained.
+
+    Arguments:
+        network_config: `name`, `config` (a configuration of this package, by name or file),
+            `num_classes`, and with `pretrained`, `checkpoint`: a run folder, or a file that
+            OpenOOD saved.
+
+    Returns:
+        The network; None for another name.
+    """
+    if network_config["name"] != NAMES[0]:
+        return None
+    checkpoint = str(network_config.get("checkpoint"))
+    if network_config.get("pretrained") and Path(checkpoint).is_dir():
+        net = OSDRENet.load(checkpoint, folded=False)
+    else:
+        config = load_config(str(network_config.get("config")))
+        net = OSDRENet.build(config, int(network_config["num_classes"]))
+        if network_config.get("pretrained"):
+            state = torch.load(checkpoint, map_location="cpu", weights_only=True)
+            restore(net, state, Path(checkpoint))
+    uses_gpu = network_config.get("num_gpus") and torch.cuda.is_available()
+    return net.to("cuda") if uses_gpu else net
+
+
+def _build_by_name(
+    config_root: str, postprocessor_name: str, id_data_name: str
+) -> OSDREPostprocessor | None:
+    path = Path(config_root, "postprocessors", f"{postprocessor_name}.yml")
+    if postprocessor_name not in NAMES or path.is_file():
+        return None
+    # OpenOOD would download the file from its own repository, which does not have it.
+    shipped = folders("configs")[0] / "openood" / "postprocessors" / path.name
+    return OSDREPostprocessor(require("openood.utils.config").Config(**read_yaml(shipped)))
+
+
+def _build_postprocessor(config: Mapping[str, Any]) -> OSDREPostprocessor | None:
+    return OSDREPostprocessor(config) if config["postprocessor"]["name"] in NAMES else None
+
+
+def _build_trainer(
+    net: Foreign, train_loader: Foreign, val_loader: Foreign, config: Mapping[str, Any]
+) -> OSDRETrainer | None:
+    if config["trainer"]["name"] != NAMES[0]:
+        return None
+    has_reference = isinstance(train_loader, list | tuple)
+    id_loader, reference_loader = train_loader if has_reference else (train_loader, None)
+    return OSDRETrainer(net, id_loader, reference_loader, config)
+
+
+# Where each function of OpenOOD's is defined, its name, and what builds ours; None passes on.
+_BUILDERS: dict[str, tuple[str, Callable[..., Any]]] = {
+    "openood.evaluation_api.postprocessor": ("get_postprocessor", _build_by_name),
+    "openood.postprocessors.utils": ("get_postprocessor", _build_postprocessor),
+    "openood.trainers.utils": ("get_trainer", _build_trainer),
+    "openood.networks.utils": ("get_network", build_network),
+}
+
+
+def _hooked(original: Callable[..., Any], build: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def hooked(*args: Foreign, **kwargs: Foreign) -> Foreign:
+        own = build(*args, **kwargs)
+        return original(*args, **kwargs) if own is None else own
+
+    setattr(hooked, _MARK, original)
+    return hooked
 
 
 def _original(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -87,78 +146,3 @@ def _replace(
             setattr(module, name, replacement)
             places.append(f"{module_name}.{name}")
     return places
-
-
-def _evaluator_postprocessor(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def get_postprocessor(config_root: str, postprocessor_name: str, id_data_name: str) -> Foreign:
-        path = Path(config_root, "postprocessors", f"{postprocessor_name}.yml")
-        if postprocessor_name not in NAMES or path.is_file():
-            return original(config_root, postprocessor_name, id_data_name)
-        # The original would download the file from OpenOOD, which does not have it.
-        config_class = require("openood.utils.config").Config
-        return OSDREPostprocessor(config_class(**read_yaml(shipped(postprocessor_name))))
-
-    return get_postprocessor
-
-
-def _pipeline_postprocessor(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def get_postprocessor(config: Foreign) -> Foreign:
-        is_ours = config["postprocessor"]["name"] in NAMES
-        return OSDREPostprocessor(config) if is_ours else original(config)
-
-    return get_postprocessor
-
-
-def _trainer(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def get_trainer(
-        net: Foreign, train_loader: Foreign, val_loader: Foreign, config: Foreign
-    ) -> Foreign:
-        if config["trainer"]["name"] != NAMES[0]:
-            return original(net, train_loader, val_loader, config)
-        if not isinstance(train_loader, list | tuple):
-            raise UserError("trainer.name: osdre needs a reference loader, the pipeline train_oe.")
-        id_loader, reference_loader = train_loader
-        return OSDRETrainer(net, id_loader, reference_loader, config)
-
-    return get_trainer
-
-
-def _network(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def get_network(network_config: Foreign) -> Foreign:
-        if network_config["name"] != NAMES[0]:
-            return original(network_config)
-        return build_network(network_config)
-
-    return get_network
-
-
-def build_network(config: Mapping[str, Any]) -> OSDRENet:
-    r"""Builds the network of OpenOOD's section `network`.
-
-    Arguments:
-        config: `config` (a configuration of this package, by name or file), `num_classes`,
-            and with `pretrained`, `checkpoint`: a run folder, or a file that OpenOOD saved.
-    """
-    checkpoint = config.get("checkpoint")
-    if config.get("pretrained") and Path(str(checkpoint)).is_dir():
-        net = OSDRENet.load(str(checkpoint))
-    else:
-        name = config.get("config")
-        if not name:
-            raise UserError("network.config: missing, expected a configuration of ood_osdre.")
-        net = OSDRENet.build(load_config(name), int(config["num_classes"]))
-        if config.get("pretrained"):
-            net.load_state_dict(torch.load(str(checkpoint), map_location="cpu", weights_only=True))
-    return net.to("cuda") if config.get("num_gpus") and torch.cuda.is_available() else net
-
-
-_WRAPPERS: dict[str, tuple[str, Callable[[Callable[..., Any]], Callable[..., Any]]]] = {
-    "openood.evaluation_api.postprocessor": ("get_postprocessor", _evaluator_postprocessor),
-    "openood.postprocessors.utils": ("get_postprocessor", _pipeline_postprocessor),
-    "openood.trainers.utils": ("get_trainer", _trainer),
-    "openood.networks.utils": ("get_network", _network),
-}

@@ -1,10 +1,10 @@
-r"""OpenOOD's trainer contract around our own loop: :class:`OSDRETrainer`.
+r"""OpenOOD's trainer contract around the one training loop: :class:`OSDRETrainer`.
 
 The host gives a loader of ID images and one of reference images, as it does for outlier exposure,
-and calls `train_epoch` once an epoch. Every step is one of :class:`ood_osdre.training.trainer.Trainer`.
+and calls `train_epoch` once an epoch.
 
-The host augments the images of its ID loader but not those of the reference, which would let a
-network tell them by their borders. Both are therefore taken as they are at test time (`data_aux`),
+The host augments the images of its ID loader but not those of the reference, so a network could
+tell them apart by their borders. Both are therefore taken as they are at test time (`data_aux`),
 and flipped and cropped here, alike, on the batch.
 """
 
@@ -13,6 +13,7 @@ __all__ = ["LoaderBatches", "OSDRETrainer"]
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from ...data.standardise import Preprocess
 from ...data.transforms import Randomness, flip_crop
 from ...errors import UserError
 from ...models.frozen import device_of
+from ...models.ratio import FoldedRatio
 from ...objectives.build import prepare_objective
 from ...paths.gaussian import Moments
 from ...sections import DataConfig
@@ -32,10 +34,10 @@ from ...training import checkpoint
 from ...training.batches import Batches, Pairs, Stream, step_generator, vary_reference
 from ...training.fit import assemble
 from .host import Foreign
-from .loaders import AUGMENTED, PLAIN, normalisation_of
+from .loaders import Statistics, normalisation_of, take_plain
 from .network import OSDRENet
 
-# Images of each side from which second moments are computed.
+# Batches of each side from which second moments are computed.
 MOMENT_BATCHES = 8
 
 
@@ -50,14 +52,14 @@ class OSDRETrainer:
     also written to its `output_dir` as a run folder that :meth:`OSDRENet.load` reads.
 
     Arguments:
-        net: The network, built with its configuration.
+        net: The network, built with its configuration, not folded.
         train_loader: The ID loader.
         train_unlabeled_loader: The reference loader.
         config: The host's configuration.
 
     Raises:
-        UserError: If the network is another one, is spread over devices, or the loaders do not
-            show how they normalise.
+        UserError: If the network is another one, is folded or spread over devices, or a loader is
+            missing, empty or does not show how it normalises.
     """
 
     def __init__(
@@ -67,18 +69,34 @@ class OSDRETrainer:
         train_unlabeled_loader: Foreign,
         config: Mapping[str, Any],
     ) -> None:
-        if not isinstance(net, OSDRENet) or net.config is None:
-            raise UserError(
-                f"trainer: got {type(net).__name__}, expected the network 'osdre' on one device."
-            )
-        self.train_loader, self.train_unlabeled_loader = train_loader, train_unlabeled_loader
-        self.epochs = int(config["optimizer"]["num_epochs"])
-        own = _configured(net.config, config, self.epochs * len(train_loader))
-        preprocess = _preprocess(train_loader, device_of(net))
+        own = net.config if isinstance(net, OSDRENet) else None
+        statistics = _statistics(train_loader)
+        fault = None
+        if own is None:
+            fault = f"got {type(net).__name__}, expected the network 'osdre' on one device"
+        elif type(net.ratio) is FoldedRatio:
+            fault = "a folded network cannot be trained; OSDRENet.load(folder, folded=False) can"
+        elif not train_loader or not train_unlabeled_loader:
+            fault = "needs an ID and a reference loader, not empty, as the pipeline train_oe has"
+        elif statistics is None:
+            fault = "the ID loader's transform shows no normalisation"
+        if fault is not None:
+            raise UserError(f"trainer: {fault}.")
+        assert isinstance(net, OSDRENet)
+        assert own is not None
+        assert statistics is not None
+        self.train_loader = train_loader
+        epochs = int(config["optimizer"]["num_epochs"])
+        own = _configured(own, config, epochs * len(train_loader))
         self.batches = LoaderBatches(
-            train_loader, train_unlabeled_loader, own.data, preprocess, own.training.seed
+            train_loader,
+            train_unlabeled_loader,
+            own.data,
+            Preprocess(*statistics, device_of(net)),
+            own.training.seed,
         )
         size = self.batches.size
+        mean, std = statistics
         output = config.get("output_dir")
         self.folder = None if output is None else Path(output)
         self.trainer = assemble(
@@ -89,33 +107,30 @@ class OSDRETrainer:
             metadata={
                 "config": own.to_dict(),
                 "classes": net.num_classes,
-                "mean": preprocess.mean.tolist(),
-                "std": preprocess.std.tolist(),
+                "mean": mean,
+                "std": std,
                 "size": size,
                 "reference": "train_unlabeled_loader",
             },
         )
-        statistics = preprocess.mean.tolist(), preprocess.std.tolist()
-        self.net = OSDRENet(self.trainer.averaged, own, statistics, size)
+        self.net = OSDRENet(self.trainer.averaged, own, statistics, (3, size, size))
 
     def train_epoch(self, epoch_idx: int) -> tuple[OSDRENet, dict[str, float]]:
-        r"""Trains for one epoch of the ID loader.
-
-        Arguments:
-            epoch_idx: The number of the epoch, from 1.
+        r"""Trains for one epoch of the ID loader, the first of which has the number 1.
 
         Returns:
             The network with averaged weights, and the numbers `epoch_idx` and `loss`.
 
         Raises:
-            UserError: If the loss is not finite, or there are more epochs than configured.
+            UserError: If the loss is not finite.
         """
         trainer, steps = self.trainer, len(self.train_loader)
-        if trainer.outcome.step + steps > trainer.options.steps:
-            raise UserError(f"trainer: epoch {epoch_idx} of {self.epochs} (optimizer.num_epochs).")
+        assert trainer.outcome.step + steps <= trainer.options.steps, (
+            f"epoch {epoch_idx} is more than optimizer.num_epochs"
+        )
         total = torch.zeros((), device=trainer.device)
         for _ in tqdm(range(steps), desc=f"Epoch {epoch_idx:03d}", leave=True):
-            total += trainer.step(trainer.batches(trainer.outcome.step))["total"]
+            total += trainer.step(self.batches(trainer.outcome.step))["total"]
         loss = float(total) / steps
         if not math.isfinite(loss):
             raise UserError(
@@ -128,14 +143,7 @@ class OSDRETrainer:
 
 
 class LoaderBatches(Batches):
-    r"""Batches from two loaders, each started over when it ends.
-
-    Arguments:
-        id_loader: Batches with keys `label` and `data_aux`, or `data` without it.
-        reference_loader: Batches with one of the same keys.
-        options: Augmentation, broadening and mixture.
-        preprocess: The host's normalisation.
-        seed: The seed of augmentation, times and noise.
+    r"""Batches from an ID and a reference loader of the host's, each started over when it ends.
 
     Attributes:
         size: The side of the images.
@@ -151,11 +159,14 @@ class LoaderBatches(Batches):
     ) -> None:
         super().__init__(0, seed, preprocess.device)
         self.options, self.preprocess = options, preprocess
-        ends = [_first(loader) for loader in (reference_loader, id_loader)]
+        ends = [
+            torch.cat([take_plain(batch)[0] for batch in islice(loader, MOMENT_BATCHES)])
+            for loader in (reference_loader, id_loader)
+        ]
         self._moments = Moments.of(*(images.to(self.device) for images in ends))
         self.size: int = ends[0].shape[-1]
         self._id, self._reference = _endless(id_loader), _endless(reference_loader)
-        self._left: Tensor | None = None
+        self._left = ends[0][:0]
 
     def moments(self) -> Moments:
         r"""Returns the second moments of the first images of both loaders."""
@@ -163,24 +174,19 @@ class LoaderBatches(Batches):
 
     def pairs(self, step: int, generator: Generator) -> Pairs:
         r"""Returns the images of a step, with shape :math:`(B, C, H, W)`."""
-        batch = next(self._id)
-        x_1 = self._augmented(_plain(batch), generator)
-        x_0 = self._augmented(self._take(len(x_1)), generator)
+        images, label = take_plain(next(self._id), "label")
+        x_1 = self._augmented(images, generator)
+        # As many reference images as ID images, none of them left out.
+        while len(self._left) < len(images):
+            self._left = torch.cat([self._left, take_plain(next(self._reference))[0]])
+        reference, self._left = self._left[: len(images)], self._left[len(images) :]
+        x_0 = self._augmented(reference, generator)
         random = Randomness(generator, step_generator(self.seed, Stream.HOST, step, "cpu"))
         x_0 = vary_reference(x_0, x_1, self.options, random)
         normalise = self.preprocess.normalise
-        return Pairs(normalise(x_0), normalise(x_1), batch["label"].to(self.device))
+        return Pairs(normalise(x_0), normalise(x_1), label.to(self.device))
 
-    def _take(self, count: int) -> Tensor:
-        r"""Returns as many reference images as there are ID images, leaving none out."""
-        parts = [] if self._left is None else [self._left]
-        while sum(map(len, parts)) < count:
-            parts.append(_plain(next(self._reference)))
-        images = torch.cat(parts)
-        self._left = images[count:]
-        return images[:count]
-
-    def _augmented(self, images: Tensor, generator: torch.Generator) -> Tensor:
+    def _augmented(self, images: Tensor, generator: Generator) -> Tensor:
         r"""Returns pixels in :math:`[0, 1]` of the host's images, flipped and cropped."""
         own, o = self.preprocess, self.options
         pixels = images.to(own.device) * own.std[:, None, None] + own.mean[:, None, None]
@@ -202,35 +208,12 @@ def _configured(own: Config, config: Mapping[str, Any], steps: int) -> Config:
     return own.replace(training=training.replace(steps=steps, warmup=warmup))
 
 
-def _preprocess(loader: Foreign, device: torch.device) -> Preprocess:
+def _statistics(loader: Foreign) -> Statistics | None:
     data = getattr(loader, "dataset", None)
     transforms = (getattr(data, name, None) for name in ("transform_aux_image", "transform"))
-    found = next((n for t in transforms if (n := normalisation_of(t)) is not None), None)
-    if found is None:
-        raise UserError("trainer: the ID loader's transform shows no normalisation.")
-    return Preprocess(*found, device)
+    return next((n for t in transforms if (n := normalisation_of(t)) is not None), None)
 
 
 def _endless(loader: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
     while True:
-        empty = True
-        for batch in loader:
-            empty = False
-            yield batch
-        if empty:
-            raise UserError("trainer: a loader is empty, expected at least one batch.")
-
-
-def _first(loader: Iterable[Mapping[str, Any]]) -> Tensor:
-    parts = []
-    for batch in loader:
-        parts.append(_plain(batch))
-        if len(parts) == MOMENT_BATCHES:
-            break
-    if not parts:
-        raise UserError("trainer: a loader is empty, expected at least one batch.")
-    return torch.cat(parts)
-
-
-def _plain(batch: Mapping[str, Any]) -> Tensor:
-    return batch[PLAIN] if PLAIN in batch else batch[AUGMENTED]
+        yield from loader
