@@ -40,7 +40,7 @@ def float32() -> None:
 @pytest.mark.parametrize(
     ("kind", "kills", "longest"),
     [
-        ("train", 20, 0.1),
+        ("train", 12, 0.1),
         pytest.param("command", 20, 0.3, marks=pytest.mark.slow),
     ],
 )
@@ -114,15 +114,15 @@ def test_a_disk_that_fills_up_after_training_keeps_the_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     r"""Scores, plot and tables are written whole or not at all, and --resume makes them."""
-    from ood_osdre.evaluation import experiment
+    from ood_osdre import runs
 
-    write = experiment.write_scores
+    write = runs.write_scores
 
     def full(*args: object) -> None:
         with largest_file(1000):
             write(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(experiment, "write_scores", full)
+    monkeypatch.setattr(runs, "write_scores", full)
     assert main(["--out", str(tmp_path), *FAST]) == FAILED
     assert "scores.npz: cannot be written" in capsys.readouterr().err
     assert not [p for p in tmp_path.iterdir() if "tmp" in p.name or p.name.startswith("scores")]
@@ -132,34 +132,31 @@ def test_a_disk_that_fills_up_after_training_keeps_the_model(
     assert (tmp_path / "metrics.csv").is_file()
 
 
-UNWRITABLE = ["a file in the way", "below a file", "/proc/nothing/here", "a name too long"]
+@pytest.fixture(scope="module")
+def fitted() -> OneStepDetector:
+    x = np.random.default_rng(0).normal(size=(30, 2))
+    return OneStepDetector(VECTORS, **TINY).fit(x, x + 1)
 
 
-@pytest.mark.parametrize("where", UNWRITABLE)
+@pytest.mark.parametrize("name", ["file", "file/below", "x" * 300])
 def test_an_output_folder_that_cannot_be_written(
-    tmp_path: Path, where: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, name: str, fitted: OneStepDetector, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("mine")
-    out = {
-        "a file in the way": tmp_path / "file",
-        "below a file": tmp_path / "file" / "out",
-        "/proc/nothing/here": Path("/proc/nothing/here"),
-        "a name too long": tmp_path / ("x" * 300),
-    }[where]
+    out = tmp_path / name
     assert main(["--out", str(out), *FAST]) == FAILED
     errors = capsys.readouterr().err.splitlines()
-    assert errors[-1].startswith(f"error: --out {out}: cannot be written: ")
-    assert "Traceback" not in "".join(errors)
-    assert (tmp_path / "file").read_text() == "mine"
-    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+    assert errors[-1].startswith("error: ")
+    assert f"--out {out}" in errors[-1]
+    assert "cannot be written: " in errors[-1]
 
-    detector = OneStepDetector(VECTORS, **TINY)
     x = np.random.default_rng(0).normal(size=(9, 2))
     with pytest.raises(UserError, match="cannot be written"):
-        detector.fit(x, x + 1, folder=out)
-    detector.fit(x, x + 1)
+        OneStepDetector(VECTORS, **TINY).fit(x, x + 1, folder=out)
     with pytest.raises(UserError, match="cannot be written"):
-        detector.save(out)
+        fitted.save(out)
+    assert (tmp_path / "file").read_text() == "mine"
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
 FAULTS = {
@@ -278,9 +275,7 @@ def test_a_ratio_beyond_float16_stays_finite() -> None:
             torch.testing.assert_close(model.log_ratio(x), expected, rtol=1e-2, atol=0)
 
 
-def test_a_score_that_overflows_is_refused_not_returned() -> None:
-    x = np.random.default_rng(0).normal(size=(40, 2)).astype(np.float32)
-    detector = OneStepDetector(VECTORS, **TINY).fit(x, x + 1)
+def test_a_score_that_overflows_is_refused_not_returned(fitted: OneStepDetector) -> None:
     far = np.array([[3e38, 3e38], [0.0, 0.0]], dtype=np.float32)
     with pytest.raises(UserError, match="input scores: 1 of 2 are NaN or infinite, first at 0"):
-        detector.score(far)
+        fitted.score(far)
