@@ -170,7 +170,7 @@ class TestInt8:
             scorer = load_scorer(tmp_path / "run")
             x = scorer.preprocess(torch.as_tensor(data.id_test.images))
             with torch.no_grad():
-                predicted = scorer.ratio.coefficients(x).logits.argmax(dim=1).numpy()
+                predicted = scorer.ratio.predict(x).logits.argmax(dim=1).numpy()
             expected = 100 * np.mean(predicted == data.id_test.labels)
             single, eighth = results["accuracy"]
             assert single == pytest.approx(expected, abs=0.5)
