@@ -17,6 +17,11 @@ ROOT = Path(ood_osdre.__file__).parent
 MOST_FILES, MOST_FLOORS, MOST_LINES = 13, 9, 350
 # What may import hosts and tasks; all the rest is the core.
 OUTER = {"plugin", "tasks"}
+# Each may import what is on its right; those of one group do not know each other.
+ORDER = (
+    "plugin tasks | cli | runs | detectors export | evaluation | training | objectives | models"
+)
+ORDER += " | paths data | config | sections | options resources files | errors"
 # What commands need before they know what to do.
 TORCH_FREE = ["", "cli", "config", "errors", "files", "options", "resources", "sections"]
 TORCH_FREE += ["data.__main__", "data.manifests", "training.run"]
@@ -98,6 +103,19 @@ def test_no_module_imports_itself_through_others() -> None:
 
 def test_nor_through_functions_and_types() -> None:
     assert not circle(graph(late=True))
+
+
+def test_imports_go_from_left_to_right() -> None:
+    rank = {name: i for i, group in enumerate(ORDER.split("|")) for name in group.split()}
+    assert rank.keys() == {name.split(".")[1] for name in SOURCES if "." in name}
+    found = {
+        f"{name}: {target}"
+        for name, targets in graph(late=True).items()
+        for target in targets
+        if (folder := name.split(".")[1]) != (other := target.split(".")[1])
+        and rank[folder] >= rank[other]
+    }
+    assert not found
 
 
 def test_floors_are_few() -> None:
