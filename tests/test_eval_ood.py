@@ -14,7 +14,6 @@ import torch
 from ood_osdre.cli import BENCHMARKS, FAILED, UNFINISHED, default_config, main, parser, read_config
 from ood_osdre.config import load_config
 from ood_osdre.evaluation.scores import read_scores
-from ood_osdre.training.run import claimed
 
 FAST = ["--quiet", "--device", "cpu", "network.width=0.125", "network.depths=[1, 1, 1, 1]"]
 FAST += ["network.stem_stride=2", "training.batch_size=8", "data.val_limit=20"]
@@ -218,12 +217,6 @@ def test_the_parser_refuses_by_the_option(
         main(options)
     assert stop.value.code == FAILED
     assert f"argument {options[0]}: " in capsys.readouterr().err
-
-
-def test_a_folder_in_use_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with claimed(tmp_path):
-        assert main(["--out", str(tmp_path), "--max-steps", "1", *FAST]) == FAILED
-    assert "another run is writing here" in capsys.readouterr().err
 
 
 def test_help_and_key_errors_do_not_import_torch() -> None:

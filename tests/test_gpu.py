@@ -1,6 +1,7 @@
 r"""Tests on a CUDA device: precision, compilation, and a training loop that never waits for it."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,9 @@ from ood_osdre.data import ImageSet
 from ood_osdre.data.standardise import Preprocess
 from ood_osdre.evaluation.evaluate import score_images
 from ood_osdre.models.build import build_ratio
-from ood_osdre.objectives.build import build_objective, build_path, build_times
-from ood_osdre.paths.gaussian import Moments
-from ood_osdre.training.batches import PairBatches
+from ood_osdre.objectives.build import prepare_objective
+from ood_osdre.training.batches import ImageBatches
+from ood_osdre.training.fit import assemble
 from ood_osdre.training.trainer import Trainer
 
 pytestmark = pytest.mark.gpu
@@ -49,16 +50,13 @@ ID, REFERENCE = image_set(80, 256), image_set(0, 176)
 def make(folder: Path | None = None, device: str = "cuda", **training: object) -> Trainer:
     torch.manual_seed(0)
     config = CONFIG.replace(training=CONFIG.training.replace(**training))
-    preprocess = Preprocess((0.5,) * 3, (0.25,) * 3, device)
-    ratio, path = build_ratio(config, 10).to(device), build_path(config).to(device)
-    moments = Moments(3072, 3000.0, 0.0, 3000.0)
-    times = build_times(config, path, moments)
     options = config.training
-    batches = PairBatches(
-        ID, REFERENCE, config.data, preprocess, times, options.batch_size, options.seed
+    preprocess = Preprocess((0.5,) * 3, (0.25,) * 3, device)
+    ratio = build_ratio(config, 10).to(device)
+    batches = ImageBatches(
+        ID, REFERENCE, config.data, preprocess, options.batch_size, options.seed
     )
-    objective = build_objective(config, path, times, moments)
-    return Trainer(ratio, objective, batches, options, folder=folder, select=None)
+    return assemble(ratio, partial(prepare_objective, config), batches, options, folder=folder)
 
 
 def gap(trainer: Trainer) -> float:
@@ -78,10 +76,10 @@ def test_every_precision_learns(amp: str) -> None:
     assert gap(trainer) > 1
 
 
-def test_a_compiled_objective_learns_the_same(tmp_path: Path) -> None:
+def test_a_compiled_objective_learns_the_same() -> None:
     eager, compiled = make(amp="none"), make(amp="none", compile=True)
-    draw = eager.batches(0)
-    losses = [trainer.step(draw) for trainer in (eager, compiled)]
+    batch = eager.batches(0)
+    losses = [trainer.step(batch) for trainer in (eager, compiled)]
     for name, value in losses[0].items():
         torch.testing.assert_close(losses[1][name], value, rtol=2e-3, atol=2e-3)
 
