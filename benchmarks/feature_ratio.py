@@ -20,12 +20,11 @@ from numpy.typing import NDArray
 from outputs import require_writable
 from torch import Tensor
 
-from ood_osdre.arguments import count
 from ood_osdre.config import Config, load_config
 from ood_osdre.data import BenchmarkData, ImageSet, load_benchmark, load_manifest
 from ood_osdre.data.standardise import Preprocess
 from ood_osdre.detectors.feature_ratio import FeatureRatio, FeatureRatioOptions
-from ood_osdre.errors import UserError, exit_status
+from ood_osdre.errors import UserError, count, exit_status
 from ood_osdre.evaluation.metrics import OODMetrics, ood_metrics
 from ood_osdre.evaluation.records import RunRecord
 from ood_osdre.models.classifier import Classifier

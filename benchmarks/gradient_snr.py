@@ -39,8 +39,7 @@ from outputs import require_writable
 from torch import nn
 from tqdm import tqdm
 
-from ood_osdre.arguments import count
-from ood_osdre.errors import UserError, exit_status
+from ood_osdre.errors import UserError, count, exit_status
 from ood_osdre.evaluation.records import RunRecord
 from ood_osdre.objectives import (
     ConditionalScoreMatching,

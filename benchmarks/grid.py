@@ -26,8 +26,7 @@ from runs import record_of
 from tqdm import tqdm
 
 from ood_osdre import cli as eval_ood
-from ood_osdre.arguments import count, number
-from ood_osdre.errors import UserError
+from ood_osdre.errors import UserError, count, number
 from ood_osdre.files import atomic_path
 from ood_osdre.runs import differences
 

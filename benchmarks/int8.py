@@ -30,10 +30,9 @@ from onnxruntime.quantization.shape_inference import quant_pre_process
 from outputs import require_writable
 from timing import time_over
 
-from ood_osdre.arguments import count
 from ood_osdre.config import Config
 from ood_osdre.data import BenchmarkData, load_benchmark, load_manifest
-from ood_osdre.errors import UserError, exit_status
+from ood_osdre.errors import UserError, count, exit_status
 from ood_osdre.evaluation.metrics import ood_metrics
 from ood_osdre.evaluation.records import RunRecord
 from ood_osdre.evaluation.scorer import load_scorer

@@ -25,8 +25,7 @@ from matplotlib.figure import Figure
 from outputs import require_writable
 from torch import Tensor
 
-from ood_osdre.arguments import count
-from ood_osdre.errors import exit_status
+from ood_osdre.errors import count, exit_status
 from ood_osdre.evaluation.records import RunRecord
 from ood_osdre.files import atomic_path
 from ood_osdre.models.bases import RBFBasis

@@ -36,8 +36,7 @@ from timing import Call, time_over
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from ood_osdre.arguments import count
-from ood_osdre.errors import UserError, exit_status
+from ood_osdre.errors import UserError, count, exit_status
 from ood_osdre.evaluation.records import RunRecord
 from ood_osdre.models.bases import RBFBasis
 from ood_osdre.models.networks import CoefficientNetwork, ResNetBackbone

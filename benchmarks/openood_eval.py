@@ -25,10 +25,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from ood_osdre.arguments import count
 from ood_osdre.data.__main__ import check
 from ood_osdre.data.manifests import load_manifest
-from ood_osdre.errors import UserError, exit_status
+from ood_osdre.errors import UserError, count, exit_status
 from ood_osdre.evaluation.records import RunRecord, git_commit
 from ood_osdre.evaluation.scores import read_scores
 from ood_osdre.files import write_text_atomic

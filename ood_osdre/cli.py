@@ -4,7 +4,7 @@ Trains unless a checkpoint is given, then scores the ID test set and every near-
 of the benchmark in one pass. With no arguments it runs on images that scikit-learn ships.
 """
 
-__all__ = ["main"]
+__all__ = ["main", "parser", "read_config"]
 
 import argparse
 import io
@@ -16,10 +16,9 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .arguments import count, number
-from .config import Config, load_config, override_config
+from .config import Config, load_config
 from .data.manifests import BENCHMARKS, benchmark_names
-from .errors import FAILED, UserError, exit_status
+from .errors import FAILED, UserError, count, exit_status, number
 from .evaluation.records import read_record
 from .resources import names
 from .training.run import MODEL, RECORD, RESULTS, STATE, holds, locked, refuse_existing
@@ -40,6 +39,12 @@ examples:
 
 A time budget or a signal saves the run and ends with status 3; go on with --resume.
 """
+# What reads an option of `evaluation` that not everything reads.
+READERS = {
+    **dict.fromkeys(("select", "use_ood_val"), "training"),
+    **dict.fromkeys(("solver", "evaluations", "tolerance"), "estimator time_conditioned"),
+    **dict.fromkeys(("score", "neighbours"), "estimator classifier"),
+}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -58,27 +63,17 @@ def parser() -> argparse.ArgumentParser:
     add("--config", metavar="NAME|FILE", help=f"{known} (default: by --id and device)")
     add("--data-root", type=Path, default=Path("data"), metavar="DIR", help="default: ./data")
     add("--cache-dir", type=Path, metavar="DIR", help="decoded images (default: in data root)")
-    add(
-        "--reference",
-        metavar="NAME|PATH",
-        help="a name of the benchmark's, a folder, list file or .npy array",
-    )
+    known = "a name of the benchmark's, a folder, list file or .npy array"
+    add("--reference", metavar="NAME|PATH", help=known)
     add("--checkpoint", type=Path, metavar="DIR", help="evaluate this run's model, no training")
     add("--seeds", type=count(1), default=1, metavar="N", help="runs with consecutive seeds")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1, ...")
-    add(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        help="run folder (default: in ./runs, named by what is run)",
-    )
+    known = "run folder (default: in ./runs, named by what is run)"
+    add("--out", type=Path, metavar="DIR", help=known)
     add("--max-steps", type=count(1), metavar="N", help="shorten training to N steps")
     add("--time-budget", type=number(), metavar="S", help="save and stop after S seconds")
-    add(
-        "--resume",
-        action="store_true",
-        help="go on with the runs of the folder, options as before",
-    )
+    known = "go on with the runs of the folder, options as before"
+    add("--resume", action="store_true", help=known)
     add("--quiet", action="store_true", help="no progress bars")
     add("overrides", nargs="*", metavar="KEY=VALUE", help="any key of the configuration")
     return p
@@ -108,17 +103,10 @@ def run(args: argparse.Namespace) -> int:
     if table is None:
         return UNFINISHED
     if first_process():
-        print(table.to_terminal())
         several = args.seeds > 1 and not args.checkpoint
-        print(
-            f"\nTable{', scores and plots by seed' if several else ', scores and plot'}: {args.out}"
-        )
+        files = "Table, scores and plots by seed" if several else "Table, scores and plot"
+        print(f"{table.to_terminal()}\n\n{files}: {args.out}")
     return 0
-
-
-def first_process() -> bool:
-    r"""Returns whether this process is alone, or the first that `torchrun` started."""
-    return os.environ.get("RANK", "0") == "0"
 
 
 def train_and_evaluate(args: argparse.Namespace) -> "MetricsTable | None":
@@ -126,8 +114,7 @@ def train_and_evaluate(args: argparse.Namespace) -> "MetricsTable | None":
     # A mistyped key is reported before torch is imported.
     read_config(args, args.config or default_config(args.id, gpu=False))
     device = pick_device(args.device)
-    gpu = device.type == "cuda"
-    name = args.config or default_config(args.id, gpu)
+    name = args.config or default_config(args.id, gpu=device.type == "cuda")
     config = read_config(args, name)
 
     from .data import load_benchmark, load_manifest
@@ -135,8 +122,8 @@ def train_and_evaluate(args: argparse.Namespace) -> "MetricsTable | None":
     from .files import write_text_atomic
 
     manifest = load_manifest(config.benchmark, config.id)
-    chosen = " (chosen: without a GPU, a narrow network)" if name.endswith("_cpu") else ""
-    announce(f"{manifest.title}\n  config {name}{'' if args.config else chosen}, device {device}")
+    narrow = " (chosen: without a GPU, a narrow network)" if name.endswith("_cpu") else ""
+    announce(f"{manifest.title}\n  config {name}{'' if args.config else narrow}, device {device}")
     args.out = args.out or Path("runs") / f"{config.id}-{manifest.name}-{Path(name).stem}"
     folders = {
         seed: args.out if args.seeds == 1 else args.out / f"seed-{seed}"
@@ -159,10 +146,7 @@ def train_and_evaluate(args: argparse.Namespace) -> "MetricsTable | None":
             if table is None:
                 return None
             tables.append(table)
-        try:
-            table = aggregate(tables)
-        except ValueError as error:
-            raise UserError(f"--out {args.out}: {error}; choose another folder.") from None
+        table = aggregate(tables)
         if len(tables) > 1:
             table.to_csv(args.out / "metrics.csv")
             write_text_atomic(args.out / "metrics.md", table.to_markdown())
@@ -178,11 +162,11 @@ def one_seed(
 ) -> "MetricsTable | None":
     r"""Trains and evaluates one seed; returns None if training was stopped early.
 
-    A seed that is finished is not evaluated again: its table is made from its scores.
+    A finished seed is not evaluated again: its table is made from its scores.
     """
     from .runs import evaluate_run, finished_table, train_run
 
-    if args.resume and (folder / "run.json").exists():
+    if args.resume and (folder / RECORD).exists():
         return finished_table(folder, config, data)
     scorer, outcome, selection = train_run(
         config, data, folder, device, args.time_budget, args.resume, not args.quiet
@@ -198,22 +182,7 @@ def one_seed(
 
 def evaluate_checkpoint(args: argparse.Namespace) -> "MetricsTable":
     r"""Evaluates the model of a run folder, with the configuration it was trained with."""
-    training_only = {
-        "--config": args.config,
-        "--seeds": args.seeds > 1,
-        "--max-steps": args.max_steps,
-        "--time-budget": args.time_budget,
-        "--resume": args.resume,
-        "--reference": args.reference,
-    }
-    for option, given in training_only.items():
-        if given:
-            raise UserError(f"{option}: is for training, and --checkpoint trains nothing.")
-    for override in args.overrides:
-        if not override.startswith("evaluation."):
-            raise UserError(f"option {override!r}: only evaluation.* applies to a --checkpoint.")
-    if not os.path.isdir(args.checkpoint):
-        raise UserError(f"--checkpoint {args.checkpoint}: no such folder, expected a run's.")
+    refuse_training_options(args)
     device = pick_device(args.device)
 
     from .data import load_benchmark, load_manifest
@@ -222,8 +191,14 @@ def evaluate_checkpoint(args: argparse.Namespace) -> "MetricsTable":
 
     scorer = load_scorer(args.checkpoint, device)
     source = str(args.checkpoint)
-    config = override_config(scorer.metadata["config"], args.overrides, source)
-    refuse_unread(args.overrides, config.estimator, source)
+    config = Config.from_mapping(scorer.metadata["config"], source, args.overrides)
+    for key in (override.partition("=")[0].strip() for override in args.overrides):
+        reader = READERS.get(key.removeprefix("evaluation."))
+        if reader not in (None, f"estimator {config.estimator}"):
+            raise UserError(
+                f"option {key}: is for {reader}, and --checkpoint {source} is a trained "
+                f"{config.estimator}."
+            )
     if args.id not in (None, config.id):
         raise UserError(f"--checkpoint {source}: trained with --id {config.id}, not {args.id}.")
     manifest = load_manifest(args.benchmark or config.benchmark, config.id)
@@ -240,54 +215,40 @@ def evaluate_checkpoint(args: argparse.Namespace) -> "MetricsTable":
         # A seed's folder says little without the run's.
         name = f"{path.parent.name}-{path.name}" if path.name.startswith("seed-") else path.name
         args.out = Path("runs") / f"{name}-on-{manifest.name}"
+    selection = f"given: {source}"
     with claim(args.out):
-        selection = f"given: {source}"
-        if holds(args.out, *RESULTS) and not _is_evaluation_of(args.out, selection):
-            raise UserError(
-                f"--out {args.out}: holds other results than those of --checkpoint {source}; "
-                "choose another folder."
-            )
+        refuse_other_results(args.out, selection)
         return evaluate_run(scorer, data, config, args.out, selection, progress=not args.quiet)
 
 
-def _is_evaluation_of(folder: Path, selection: str) -> bool:
-    r"""Returns whether a folder holds the evaluation of a checkpoint, and nothing else's."""
-    return (
-        holds(folder, RECORD)
-        and not holds(folder, STATE, MODEL)
-        and read_record(folder / RECORD).selection == selection
-    )
+def refuse_training_options(args: argparse.Namespace) -> None:
+    r"""Raises an error for an option that would change nothing, as a checkpoint is not trained."""
+    training_only = {
+        "--config": args.config,
+        "--seeds": args.seeds > 1,
+        "--max-steps": args.max_steps,
+        "--time-budget": args.time_budget is not None,
+        "--resume": args.resume,
+        "--reference": args.reference,
+    }
+    given = [option for option, value in training_only.items() if value]
+    given += [f"option {o}" for o in args.overrides if not o.startswith("evaluation.")]
+    if given:
+        raise UserError(
+            f"{given[0]}: is for training, and --checkpoint trains nothing; expected evaluation.*"
+        )
 
 
-# What reads an option of `evaluation` that not everything reads.
-READERS = {
-    **dict.fromkeys(("select", "use_ood_val"), "training"),
-    **dict.fromkeys(("solver", "evaluations", "tolerance"), "time_conditioned"),
-    **dict.fromkeys(("score", "neighbours"), "classifier"),
-}
-
-
-def refuse_unread(overrides: Sequence[str], estimator: str, source: str) -> None:
-    r"""Raises an error for an option that would change nothing, which the record would name.
-
-    Arguments:
-        overrides: `"evaluation.NAME=value"` texts.
-        estimator: The estimator of the checkpoint.
-        source: The checkpoint.
-    """
-    for override in overrides:
-        key = override.partition("=")[0].strip()
-        reader = READERS.get(key.removeprefix("evaluation."), estimator)
-        if reader != estimator:
-            raise UserError(
-                f"--checkpoint {source}: {key}: is for {reader}, this evaluates a trained {estimator}."
-            )
-
-
-def announce(message: str) -> None:
-    r"""Prints a message that is not a result."""
-    if first_process():
-        print(message, file=sys.stderr)
+def refuse_other_results(folder: Path, selection: str) -> None:
+    r"""Raises an error if a folder holds results, and not those of the same checkpoint."""
+    if not holds(folder, *RESULTS):
+        return
+    evaluated = holds(folder, RECORD) and not holds(folder, STATE, MODEL)
+    if not evaluated or read_record(folder / RECORD).selection != selection:
+        raise UserError(
+            f"--out {folder}: holds other results than of the checkpoint {selection}; "
+            "choose another folder."
+        )
 
 
 def default_config(id_name: str | None, gpu: bool) -> str:
@@ -320,16 +281,27 @@ def read_config(args: argparse.Namespace, name: str) -> Config:
     return config.replace(training=short)
 
 
+def first_process() -> bool:
+    r"""Returns whether this process is alone, or the first that `torchrun` started."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def announce(message: str) -> None:
+    r"""Prints a message that is not a result, in the first process."""
+    if first_process():
+        print(message, file=sys.stderr)
+
+
+def claim(folder: Path) -> AbstractContextManager[None]:
+    r"""Keeps other runs out of a run folder; the first process does so for all of a run."""
+    return locked(folder, "--out") if first_process() else nullcontext()
+
+
 def pick_device(name: str) -> "torch.device":
     r"""Returns the device of a name, this process's own if `torchrun` started several."""
     from .training.distributed import find_device, join
 
     return join(find_device(None if name == "auto" else name, "--device"))
-
-
-def claim(folder: Path) -> AbstractContextManager[None]:
-    r"""Holds a run folder against a second run; the first process does so for all of a run."""
-    return locked(folder, "--out") if first_process() else nullcontext()
 
 
 if __name__ == "__main__":

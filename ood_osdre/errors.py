@@ -1,43 +1,45 @@
-r"""The one exception that a command turns into a one-line message, and how it does.
+r"""Mistakes of a user: one exception, one line on standard error, and what may have been meant.
 
-What a mistyped word may have meant.
+:func:`exit_status` runs a command and prints its :class:`UserError`. :func:`count` and
+:func:`number` are the types of command-line options, :func:`nearest` guesses at a misspelt name.
 """
 
-__all__ = ["UserError", "did_you_mean", "exit_status", "nearest", "one_line"]
+__all__ = [
+    "UserError",
+    "count",
+    "did_you_mean",
+    "exit_status",
+    "nearest",
+    "number",
+    "one_line",
+]
 
+import argparse
 import difflib
+import math
 import sys
 from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 FAILED, INTERRUPTED = 2, 130
+# Half of a word's letters agree with too many other words by chance.
+CUTOFF = 0.6
+
+T = TypeVar("T", int, float)
 
 
 class UserError(ValueError):
-    r"""Something the user can mend: which file or key, what was found, what was expected.
+    r"""A mistake the user can correct: which file or key, what was found, what was expected.
 
-    Commands print the message as one line on standard error and exit with status 2, see
-    :func:`exit_status`.
+    Commands print the message as one line and exit with status 2, see :func:`exit_status`.
     """
-
-
-def one_line(error: BaseException, limit: int | None = 100) -> str:
-    r"""Returns the message of another library's error on one line, to be part of ours.
-
-    Arguments:
-        error: The error.
-        limit: The number of characters to cut it to; None leaves it whole.
-    """
-    return " ".join(str(error).split())[:limit]
 
 
 def exit_status(command: Callable[[], int]) -> int:
-    r"""Runs a command and returns its exit status; what the user can mend is told in one line.
+    r"""Runs a command and returns its exit status, 2 for a user's error, 130 if interrupted.
 
     Arguments:
-        command: What to run, given that arguments are parsed. Returns an exit status.
-
-    Returns:
-        Its status, 2 for a :class:`UserError`, 130 for an interruption.
+        command: What to run once the arguments are parsed. Returns an exit status.
     """
     try:
         return command()
@@ -49,14 +51,58 @@ def exit_status(command: Callable[[], int]) -> int:
         return INTERRUPTED
 
 
-# Half of a word's letters agree with too many others by chance.
-CUTOFF = 0.6
+def one_line(error: BaseException, limit: int | None = 100) -> str:
+    r"""Returns the message of another library's error on one line, to quote in ours.
+
+    Arguments:
+        error: The error.
+        limit: The number of characters to cut it to; None leaves it whole.
+    """
+    return " ".join(str(error).split())[:limit]
+
+
+def count(low: int, high: int | None = None) -> Callable[[str], int]:
+    r"""Returns the type of a command-line option that takes whole numbers of an interval.
+
+    Arguments:
+        low: The least of them.
+        high: The largest; None for no bound.
+    """
+    limit = math.inf if high is None else high
+    bounds = f"at least {low}" if high is None else f"{low} to {high}"
+    return _checked(int, lambda n: low <= n <= limit, f"a whole number, {bounds}")
+
+
+def number(positive: bool = False) -> Callable[[str], float]:
+    r"""Returns the type of a command-line option that takes finite numbers from 0.
+
+    Arguments:
+        positive: Whether 0 is refused.
+    """
+    bounds = "above 0" if positive else "at least 0"
+    return _checked(
+        float, lambda x: 0 <= x < math.inf and (x > 0 or not positive), f"a finite number {bounds}"
+    )
+
+
+def _checked(
+    kind: Callable[[str], T], holds: Callable[[T], bool], expected: str
+) -> Callable[[str], T]:
+    def read(text: str) -> T:
+        try:
+            if holds(value := kind(text)):
+                return value
+        except ValueError:
+            pass
+        raise argparse.ArgumentTypeError(f"got {text}, expected {expected}")
+
+    return read
 
 
 def nearest(word: str, choices: Iterable[str]) -> str | None:
     r"""Returns the choice closest in spelling to `word`, None if none is close.
 
-    A choice with dots may also be met by its last part alone: `steps` for `training.steps`.
+    A choice with dots also matches by its last part alone: `steps` finds `training.steps`.
 
     Arguments:
         word: What was written.

@@ -1,15 +1,9 @@
-r"""Writing files so that they can be trusted later: whole, and without NaN.
+r"""Reading and writing files that can be trusted.
 
-Every result goes through :func:`atomic_path`: it is written next to its final place under a
-temporary name, flushed to the disk and renamed. A reader, or a run that was killed, sees the old
-file or the new one, never half of one.
-
-JSON has no NaN and no infinity, so neither is ever written: :func:`write_json_atomic` refuses
-them by their key.
-
-What may be read from disk: regular files, folders, and arrays mapped from files.
-
-Whoever opens a FIFO waits for its writer, and a device never ends, so neither is ever opened.
+A result is written under a temporary name beside its final place, flushed to the disk and renamed
+(:func:`atomic_path`). A reader, or a run that was killed, sees the old file or the new one, never a
+half. JSON has no NaN and no infinity: :func:`as_json` refuses them and names their key. Arrays are
+mapped from regular files alone: opening a FIFO waits for its writer, and a device never ends.
 """
 
 __all__ = [
@@ -32,9 +26,9 @@ import re
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from stat import S_ISDIR, S_ISREG
+from stat import S_ISREG
 from tokenize import TokenError
 from typing import Any
 
@@ -42,18 +36,25 @@ import numpy as np
 
 from .errors import UserError, one_line
 
+# Unlike pathlib's methods, these two never raise an error.
+is_regular, is_folder = os.path.isfile, os.path.isdir
+
+# What numpy raises for a damaged array, whose header is a Python literal.
+DAMAGE: tuple[type[Exception], ...] = (OSError, ValueError, EOFError, SyntaxError, TokenError)
+DAMAGE += (TypeError, OverflowError, MemoryError, RecursionError)
+
 
 @contextmanager
 def atomic_path(path: str | os.PathLike[str], flush: bool = True) -> Iterator[Path]:
     r"""Gives a temporary path that becomes `path` if the block succeeds and vanishes if not.
 
-    The temporary file lies in the folder of `path`, which is created if needed, and has its
-    suffix. Symbolic links are followed.
+    The temporary file is in the folder of `path`, which is created if needed, and has its suffix.
+    Symbolic links are followed.
 
     Arguments:
         path: The file to create or replace.
-        flush: Whether the content reaches the disk before it gets its name. Without, a file may
-            be lost with the machine's power, which thousands of small ones are not worth.
+        flush: Whether the content reaches the disk before it gets its name. Without, a power cut
+            may lose the file; flushing thousands of small ones takes too long.
 
     Raises:
         UserError: If the file cannot be written.
@@ -68,12 +69,9 @@ def atomic_path(path: str | os.PathLike[str], flush: bool = True) -> Iterator[Pa
     """
     target = Path(os.path.realpath(path))
     temporary = target.with_name(f".{uuid.uuid4().hex}.tmp{target.suffix}")
-
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        # Unlike tempfile, respects the umask
-        temporary.touch(exist_ok=False)
-
+        temporary.touch(exist_ok=False)  # unlike tempfile, respects the umask
         try:
             yield temporary
             if flush:
@@ -81,54 +79,20 @@ def atomic_path(path: str | os.PathLike[str], flush: bool = True) -> Iterator[Pa
             os.replace(temporary, target)
         finally:
             temporary.unlink(missing_ok=True)
-
         if flush:
             _flush(target.parent)
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
-def write_text_atomic(path: str | os.PathLike[str], text: str) -> None:
-    r"""Writes a text file, in UTF-8, atomically.
-
-    Arguments:
-        path: The file to create or replace.
-        text: Its content; line ends stay as they are.
-    """
-    with atomic_path(path) as temporary:
-        temporary.write_bytes(text.encode())
-
-
-def write_json_atomic(path: str | os.PathLike[str], obj: object) -> None:
-    r"""Writes a JSON file atomically.
-
-    Mappings, sequences, dataclasses, paths (as they were given) and NumPy scalars and arrays are
-    accepted.
-
-    Arguments:
-        path: The file to create or replace.
-        obj: What to write.
-
-    Raises:
-        UserError: If a number is NaN or infinite, or if a value has no JSON form; the message
-            holds its key. Nothing is written.
-    """
+def _flush(path: Path) -> None:
+    if path.is_dir() and os.name == "nt":
+        return
+    fd = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
-        plain = as_json(obj)
-    except ValueError as error:
-        raise UserError(f"{path}: {error}") from None
-
-    write_text_atomic(path, json.dumps(plain, indent=2, allow_nan=False) + "\n")
-
-
-def as_json(obj: object) -> object:
-    r"""Returns an object in the types of JSON, as reading its file would give it.
-
-    Raises:
-        ValueError: If a number is NaN or infinite, or if a value has no JSON form; the message
-            holds its key.
-    """
-    return json.loads(json.dumps(_plain(obj, ""), allow_nan=False))
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def sweep(folder: Path, age: float = 86_400.0) -> None:
@@ -136,80 +100,78 @@ def sweep(folder: Path, age: float = 86_400.0) -> None:
 
     Arguments:
         folder: The folder.
-        age: The age in seconds from which a file is taken for abandoned.
+        age: The age in seconds from which a file counts as abandoned.
     """
     for path in folder.glob(".*.tmp*"):
-        if not re.fullmatch(r"\.[0-9a-f]{32}\.tmp.*", path.name):  # somebody else's
-            continue
-        try:
-            if time.time() - path.stat().st_mtime >= age:
-                path.unlink()
-        except OSError:  # another process was faster
-            continue
+        if re.fullmatch(r"\.[0-9a-f]{32}\.tmp.*", path.name):  # ours
+            with suppress(OSError):  # another process was faster
+                if time.time() - path.stat().st_mtime >= age:
+                    path.unlink()
 
 
-def _flush(path: Path) -> None:
-    if path.is_dir() and os.name == "nt":
-        return
+def write_text_atomic(path: str | os.PathLike[str], text: str) -> None:
+    r"""Writes a text file atomically, in UTF-8, with line ends as they are."""
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(text.encode())
 
-    fd = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
 
+def write_json_atomic(path: str | os.PathLike[str], obj: object) -> None:
+    r"""Writes a JSON file atomically; for what it may hold see :func:`as_json`.
+
+    Raises:
+        UserError: If JSON cannot hold a value, or the file cannot be written. The message names
+            the value's key, and an old file stays as it was.
+    """
     try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+        plain = as_json(obj)
+    except ValueError as error:
+        raise UserError(f"{path}: {error}") from None
+    write_text_atomic(path, json.dumps(plain, indent=2, allow_nan=False) + "\n")
+
+
+def as_json(obj: object) -> object:
+    r"""Returns an object in the types of JSON, as reading its file would give it.
+
+    Arguments:
+        obj: Mappings, sequences, dataclasses, named tuples, paths (as they were given), NumPy
+            scalars and arrays, and what JSON has.
+
+    Raises:
+        ValueError: If a number is NaN or infinite, or JSON has no such type; the message names the
+            key.
+    """
+    return json.loads(json.dumps(_plain(obj, ""), allow_nan=False))
 
 
 def _plain(obj: object, key: str) -> object:
-    r"""Converts to what JSON has, or names the key that it cannot hold."""
     if obj is None or isinstance(obj, str | bool | int):
         return obj
-    if isinstance(obj, float):
-        if not math.isfinite(obj):
-            raise ValueError(f"'{key}' is {obj}, expected a finite number")
+    if isinstance(obj, float) and math.isfinite(obj):
         return float(obj)
     if isinstance(obj, os.PathLike):
         return os.fspath(obj)
     if isinstance(obj, np.generic | np.ndarray):
         return _plain(obj.tolist(), key)
     if dataclasses.is_dataclass(obj) and not isinstance(obj, type):
-        names = [f.name for f in dataclasses.fields(obj)]
-        return _plain({name: getattr(obj, name) for name in names}, key)
+        return _plain({f.name: getattr(obj, f.name) for f in dataclasses.fields(obj)}, key)
     if isinstance(obj, tuple) and hasattr(obj, "_asdict"):
         return _plain(obj._asdict(), key)
-    if isinstance(obj, Mapping):
-        return {_name(k, key): _plain(v, f"{key}.{k}" if key else str(k)) for k, v in obj.items()}
+    if isinstance(obj, Mapping) and all(map(_is_name, obj)):
+        return {str(k): _plain(v, f"{key}.{k}".lstrip(".")) for k, v in obj.items()}
     if isinstance(obj, Sequence) and not isinstance(obj, bytes | bytearray):
         return [_plain(v, f"{key}[{i}]") for i, v in enumerate(obj)]
-
-    raise ValueError(f"'{key}' is a {type(obj).__name__}, which JSON cannot hold")
-
-
-def _name(name: object, key: str) -> str:
-    if isinstance(name, str | int) and not isinstance(name, bool):
-        return str(name)
-
-    raise ValueError(f"'{key}' has the key {name!r}, expected a string")
+    found = obj if isinstance(obj, float | Mapping) else type(obj).__name__
+    raise ValueError(f"{key!r} is {found}, expected finite numbers, text, lists or named values")
 
 
-# The header of an array is a Python literal; a damaged one fails in any of these ways.
-DAMAGE = (
-    OSError,
-    ValueError,
-    EOFError,
-    SyntaxError,
-    TokenError,
-    TypeError,
-    OverflowError,
-    MemoryError,
-    RecursionError,
-)
+def _is_name(name: object) -> bool:
+    return isinstance(name, str | int) and not isinstance(name, bool)
 
 
 def stat(path: str | os.PathLike[str]) -> tuple[int, int] | None:
-    r"""Returns the size and modification time of a file; None if there is none.
+    r"""Returns the size and modification time of a file, None if there is none.
 
-    Of what is no regular file the size is 0.
+    The size of anything but a regular file is 0.
     """
     try:
         result = os.stat(path)
@@ -218,37 +180,20 @@ def stat(path: str | os.PathLike[str]) -> tuple[int, int] | None:
     return (result.st_size if S_ISREG(result.st_mode) else 0), result.st_mtime_ns
 
 
-def is_regular(path: str | os.PathLike[str]) -> bool:
-    r"""Returns whether a path leads to a regular file; unlike pathlib's it never fails."""
-    return S_ISREG(_mode(path))
-
-
-def is_folder(path: str | os.PathLike[str]) -> bool:
-    r"""Returns whether a path leads to a folder; unlike pathlib's it never fails."""
-    return S_ISDIR(_mode(path))
-
-
-def _mode(path: str | os.PathLike[str]) -> int:
-    try:
-        return os.stat(path).st_mode
-    except (OSError, ValueError):
-        return 0
-
-
 def map_array(path: Path) -> np.memmap[Any, Any]:
-    r"""Maps a `.npy` array copy-on-write: it may be written to, which changes no file.
+    r"""Maps a `.npy` array copy-on-write: it may be written to, and the file does not change.
 
     Arguments:
         path: The file, whatever its name says it is.
 
     Raises:
-        UserError: If it is no array, not whole, or an array of Python objects.
+        UserError: If it is no regular file, no whole array, or an array of Python objects.
     """
-    if not is_regular(path):
-        raise UserError(f"{path}: no such file")
     try:
-        # Not `np.load`, which takes archives and pickles too, whatever they are called.
-        return np.lib.format.open_memmap(path, mode="c")
+        if os.path.isfile(path):
+            # Not `np.load`, which also takes archives and pickles, whatever their names.
+            return np.lib.format.open_memmap(path, mode="c")
+        reason = "no such file"
     except DAMAGE as error:
-        detail = one_line(error, 80)
-        raise UserError(f"{path}: not a whole .npy array ({detail})") from None
+        reason = f"not a whole .npy array ({one_line(error, 80)})"
+    raise UserError(f"{path}: {reason}")

@@ -1,21 +1,31 @@
-r"""Options that a user writes, in a YAML file, on a command line or as keyword arguments.
+r"""Options that a user writes: in a YAML file, on a command line or as keyword arguments.
 
-An options class is a frozen pydantic model. Its annotations give each option's type, range and
-choices, its validators the rules between options, so each is written once. Values are never
-guessed: an integer may stand for a number, every other value must have its own type.
+An options class is a frozen pydantic model. Its annotations give the type, range and choices of each
+option, its method `_conflicts` the rules between options, so that each is written once. No value is
+converted, except that an integer may stand for a number and a list for a tuple.
 
 :func:`explain` turns any validation error into one line: where the value came from, its key, what
 was found and what was expected. Nothing here imports torch, so a mistyped key is reported at once.
 """
 
-__all__ = ["Count", "Natural", "Options", "Positive", "Share", "Weight", "explain", "shown"]
+__all__ = [
+    "Count",
+    "Natural",
+    "Options",
+    "Positive",
+    "Share",
+    "Text",
+    "Weight",
+    "explain",
+    "shown",
+]
 
 import re
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from typing_extensions import Self
 
 from .errors import UserError, nearest
@@ -25,8 +35,22 @@ Natural: TypeAlias = Annotated[int, Field(ge=0)]
 Positive: TypeAlias = Annotated[float, Field(gt=0)]
 Weight: TypeAlias = Annotated[float, Field(ge=0)]
 Share: TypeAlias = Annotated[float, Field(ge=0, le=1)]
+Text: TypeAlias = Annotated[str, Field(min_length=1)]
 
+# The longest value or key in a message, in characters.
 WIDTH = 80
+# pydantic's words for what was expected, and ours.
+WORDS = {
+    "a valid integer": "a whole number",
+    "a valid number": "a number",
+    "a valid boolean": "true or false",
+    "a valid string": "text",
+    "a valid tuple": "a list",
+    "a valid list": "a list",
+    "a valid dictionary": "a mapping",
+    "greater than": "a number greater than",
+    "less than": "a number less than",
+}
 
 
 class Options(BaseModel):
@@ -45,10 +69,10 @@ class Options(BaseModel):
         Arguments:
             values: The mapping, as a YAML file or a caller gave it.
             source: The file or argument to name in messages.
-            sources: Other sources, by dotted key.
+            sources: Other sources by dotted key, the last layer last.
 
         Raises:
-            UserError: If it is no mapping, or a value is unknown, of another type or out of range.
+            UserError: If it is no mapping, a key is unknown, or a value is not one of its option's.
         """
         try:
             return cls.model_validate(values)
@@ -56,12 +80,22 @@ class Options(BaseModel):
             raise UserError(explain(error, cls, source, sources)) from None
 
     def replace(self, **changes: object) -> Self:
-        r"""Returns a copy with some options changed, and checked as :meth:`of` does."""
+        r"""Returns a copy with some options changed, checked as :meth:`of` does."""
         return self.of({**dict(self), **changes}, type(self).__name__)
 
     def to_dict(self) -> dict[str, Any]:
         r"""Returns the options as plain JSON and YAML values."""
         return self.model_dump(mode="json")
+
+    def _conflicts(self) -> Iterator[str]:
+        r"""Yields which rules between options are broken, as `"key: got this, expected that."`."""
+        yield from ()
+
+    @model_validator(mode="after")
+    def _check_conflicts(self) -> Self:
+        for conflict in self._conflicts():
+            raise ValueError(conflict)
+        return self
 
 
 def explain(
@@ -73,55 +107,59 @@ def explain(
     r"""Returns one line for a validation error: source, key, what was found, what was expected.
 
     Arguments:
-        error: The error, of which the first mistake is told.
+        error: The error. Its first mistake is told, and how many more there are.
         options: The class that was validated.
         source: The file or argument that the values came from.
-        sources: Other sources, by dotted key.
+        sources: Other sources by dotted key, the last layer last. Of several options that do not
+            go together, the one from the last layer is held responsible.
     """
     mistakes = error.errors(include_url=False)
     mistake = mistakes[0]
     key = _dotted(mistake["loc"])
-    where = f"{(sources or {}).get(key, source)}: "
-    more = f" ({len(mistakes) - 1} more)" if len(mistakes) > 1 else ""
+    keys = [re.sub(r"\[.*", "", key)]
     if mistake["type"] == "extra_forbidden":
-        return f"{where}unknown key {key[:WIDTH]!r}; {advice(key, options)}{more}"
-    if mistake["type"] == "missing":
-        return f"{where}the key {key!r} is missing{more}."
-    if mistake["type"] == "value_error":  # a rule between options, whose text begins with the key
-        text = str(mistake["ctx"]["error"])
-        return f"{where}{key}.{text}" if key else f"{where}{text}"
-    expected = re.sub(r"^(Input|\w+) should (be|have) ", "", mistake["msg"])
+        text = f"unknown key {key[:WIDTH]!r}; {_advice(key, options)}"
+    elif mistake["type"] == "missing":
+        text = f"{key}: is missing."
+    elif mistake["type"] == "value_error":  # a rule, whose text begins with a key
+        text = f"{key}.{mistake['ctx']['error']}".lstrip(".")
+        keys = re.findall(r"^\w+(?=:)|[a-z]\w*(?:\.[a-z]\w*)+", text)
+    else:
+        found = f"got {shown(mistake['input'])}, expected {_expected(mistake, options)}"
+        text = f"{key}: {found}" if key else found
+    layers = reversed(list((sources or {}).items()))
+    origins = (o for k, o in layers if any(f"{k}.".startswith(f"{name}.") for name in keys))
+    more = f" ({len(mistakes) - 1} more)" if len(mistakes) > 1 else ""
+    return f"{next(origins, source)}: {text}{more}"
+
+
+def _expected(mistake: Mapping[str, Any], options: type[BaseModel]) -> str:
+    r"""Returns what should have stood in the place of a value of a wrong type or range."""
     if mistake["type"] in ("model_type", "model_attributes_type"):
-        expected = f"a mapping of {', '.join(_keys(options, mistake['loc']))}"
+        return f"a mapping of {', '.join(_keys(options, mistake['loc']))}."
+    expected = re.sub(r"^\w+ should (be|have) | after validation.*", "", mistake["msg"])
+    for words, ours in WORDS.items():
+        expected = re.sub(f"^{words}", ours, expected)
     # Not of a list, whose text may be endless: YAML's references nest.
     word = mistake["input"] if isinstance(mistake["input"], str) else ""
     near = nearest(word[:WIDTH], re.findall(r"'([^']*)'", expected))
-    hint = f"; did you mean {near!r}?" if near else "."
-    found = f"got {shown(mistake['input'])}, expected {expected}{hint}"
-    return f"{where}{key}: {found}{more}" if key else f"{where}{found}{more}"
+    return f"{expected}; did you mean {near!r}?" if near else f"{expected}."
 
 
-def advice(key: str, options: type[BaseModel]) -> str:
+def _advice(key: str, options: type[BaseModel]) -> str:
     r"""Returns what to write instead of an unknown key: a near one, or the keys there are."""
-    section, _, name = key.rpartition(".")
-    siblings = _keys(options, tuple(section.split(".")) if section else ())
-    near = nearest(name[:WIDTH], siblings)
-    if near:
-        near = f"{section}.{near}" if section else near
-    else:
-        near = nearest(name[:WIDTH], _all_keys(options))
+    section, _, name = key[:WIDTH].rpartition(".")
+    siblings, every = _keys(options, section.split(".")), _all_keys(options)
+    near = next((k for k in every if k.endswith(f".{name}")), None)  # in another section
+    if near is None and (sibling := nearest(name, siblings)):
+        near = f"{section}.{sibling}".lstrip(".")
+    near = near or nearest(name, every)
     return f"did you mean {near!r}?" if near else f"expected one of {', '.join(siblings)}."
 
 
-class _Short(reprlib.Repr):
-    def __init__(self) -> None:
-        super().__init__()
-        self.maxlevel, self.maxlist, self.maxtuple, self.maxdict = 2, 4, 4, 4
-        self.maxstring = self.maxother = WIDTH
-
-    def repr_int(self, x: int, level: int) -> str:
-        # Of thousands of digits Python itself raises an error.
-        return repr(x) if x.bit_length() < 3 * WIDTH else f"an integer of {x.bit_length()} bits"
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxlist, _SHORT.maxtuple, _SHORT.maxdict = 2, 4, 4, 4
+_SHORT.maxstring = _SHORT.maxother = WIDTH
 
 
 def shown(value: object) -> str:
@@ -133,23 +171,23 @@ def shown(value: object) -> str:
     """
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    text = _Short().repr(value)
+    try:
+        text = _SHORT.repr(value)
+    except ValueError:  # Python prints no integer of thousands of digits
+        text = f"a {type(value).__name__} too long to show"
     return text if len(text) <= WIDTH else f"{text[: WIDTH - 3]}..."
 
 
 def _dotted(loc: tuple[int | str, ...]) -> str:
-    text = ""
-    for part in loc:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
-    return text
+    return "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in loc).lstrip(".")
 
 
-def _keys(options: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
-    r"""Returns the keys of an options class, or of one of its sections."""
+def _keys(options: type[BaseModel], loc: Iterable[int | str]) -> list[str]:
+    r"""Returns the keys of an options class, or of the section that a location leads to."""
     for part in loc:
-        field = options.model_fields.get(re.sub(r"\[\d+\]", "", str(part)))
-        kinds = _classes(None if field is None else field.annotation)
-        options = kinds[0] if kinds else options
+        field = options.model_fields.get(re.sub(r"\[.*", "", str(part)))
+        sections = _classes(None if field is None else field.annotation)
+        options = sections[0] if sections else options
     return list(options.model_fields)
 
 

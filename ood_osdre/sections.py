@@ -1,8 +1,8 @@
-r"""The sections of a configuration, with every option's meaning, type, range and default.
+r"""The sections of a configuration: every option's meaning, type, range and default.
 
-A section is a flat group of options that one part of the package reads; :mod:`ood_osdre.config`
-puts them together. Names are those of the parts themselves: what `path.eps` means is said in
-:mod:`ood_osdre.paths.noises`. Weights of objective terms are numbers from 0, which is off.
+A section is a group of options that one part of the package reads. :mod:`ood_osdre.config` puts the
+sections together and holds the rules between them. The weight of an objective's term is a number
+from 0, and 0 turns the term off.
 """
 
 __all__ = [
@@ -16,10 +16,10 @@ __all__ = [
     "TrainingConfig",
 ]
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
-from typing_extensions import Self
+from pydantic import Field
 
 from .options import Count, Natural, Options, Positive, Share, Weight
 
@@ -31,8 +31,8 @@ class NetworkConfig(Options):
     r"""The network :math:`x \mapsto h(x)` (:mod:`ood_osdre.models.networks`).
 
     Attributes:
-        kind: A ResNet for images, an MLP for vectors, or the encoder of a U-Net for images, whose
-            decoder is trained, and thrown away, where `objective.data_score` is on.
+        kind: A ResNet for images, an MLP for vectors, or the encoder of a U-Net for images. Its
+            decoder is trained where `objective.data_score` is on, and not deployed.
         width: A factor on the ResNet's channels 64, 128, 256, 512 or the U-Net's 128, 256, 512, a
             multiple of 1/8; or on the MLP's 256 features.
         depths: The number of basic blocks in each of the ResNet's four stages; an MLP has one
@@ -52,15 +52,13 @@ class NetworkConfig(Options):
     classes_head: bool = True
     octaves: Count = 5
 
-    @model_validator(mode="after")
-    def _check_kind(self) -> Self:
+    def _conflicts(self) -> Iterator[str]:
         if self.kind != "mlp" and self.width % WIDTH_STEP:
-            raise ValueError(f"width: got {self.width:g}, expected a multiple of {WIDTH_STEP:g}.")
+            yield f"width: got {self.width:g}, expected a multiple of {WIDTH_STEP:g}."
         if self.kind == "resnet" and len(self.depths) != RESNET_STAGES:
-            raise ValueError(f"depths: got {len(self.depths)} entries, expected {RESNET_STAGES}.")
+            yield f"depths: got {len(self.depths)} entries, expected {RESNET_STAGES}."
         if self.kind == "unet" and self.norm != "group":
-            raise ValueError(f"norm: got {self.norm}, expected group for network.kind unet.")
-        return self
+            yield f"norm: got {self.norm}, expected group for network.kind unet."
 
 
 class BasisConfig(Options):
@@ -80,13 +78,9 @@ class BasisConfig(Options):
     floor: Weight = 0.05
     learnable: bool = True
 
-    @model_validator(mode="after")
-    def _check_shapes(self) -> Self:
+    def _conflicts(self) -> Iterator[str]:
         if self.sigma <= self.floor:
-            raise ValueError(
-                f"sigma: got {self.sigma:g}, expected more than basis.floor ({self.floor:g})."
-            )
-        return self
+            yield f"sigma: got {self.sigma:g}, expected more than basis.floor ({self.floor:g})."
 
 
 class PathConfig(Options):
@@ -114,13 +108,9 @@ class PathConfig(Options):
     eps: Positive = 0.005
     t_min: Annotated[float, Field(ge=0, lt=0.5)] | None = None
 
-    @model_validator(mode="after")
-    def _check_ends(self) -> Self:
+    def _conflicts(self) -> Iterator[str]:
         if self.schedule in ("vp", "follmer") and self.t_min == 0:
-            raise ValueError(
-                f"t_min: got 0, expected more, or null, with schedule {self.schedule}."
-            )
-        return self
+            yield f"t_min: got 0, expected more, or null, with path.schedule {self.schedule}."
 
 
 class TimesConfig(Options):
@@ -156,8 +146,8 @@ class ObjectiveConfig(Options):
         shrinkage: The weight of the squared log-ratio, which bounds it.
         path_variance: The weight of the learnable schedule's own closed-form variance.
         weight: The weighting :math:`\lambda(t)` of the score-matching terms.
-        separate_forwards: Whether reference and ID images pass the network apart, as the paper's
-            rivals do; with batch normalisation a shortcut that ends with training.
+        separate_forwards: Whether reference and ID images pass the network apart, as in the paper's
+            baselines. With batch normalisation that lets a network tell them apart in training only.
     """
 
     endpoint: Weight = 1.0
@@ -206,14 +196,12 @@ class DataConfig(Options):
     reference_limit: Count | None = None
     val_limit: Count | None = None
 
-    @model_validator(mode="after")
-    def _check_shares(self) -> Self:
+    def _conflicts(self) -> Iterator[str]:
         if self.broaden + self.mixture > 1:
-            raise ValueError(
+            yield (
                 f"mixture: got {self.mixture:g}, expected at most {1 - self.broaden:g}, what "
                 f"data.broaden ({self.broaden:g}) leaves."
             )
-        return self
 
 
 class TrainingConfig(Options):

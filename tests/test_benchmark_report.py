@@ -1,6 +1,5 @@
 r"""The report: every page's tables match the records, and what is wrong is told."""
 
-import json
 import re
 import shutil
 from pathlib import Path
@@ -62,30 +61,6 @@ def test_a_record_cut_short_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(report, "RESULTS", tmp_path)
     with pytest.raises(UserError, match=r"int8: .*not a run record"):
         report.render("<!-- table: int8 -->\n<!-- end -->\n")
-
-
-def test_a_page_that_is_gone_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    import report
-
-    monkeypatch.setattr(report, "PAGES", (tmp_path / "page.md",))
-    assert report.main(["--check"]) == 2
-    assert capsys.readouterr().err.startswith("error: page.md: FileNotFoundError")
-
-
-@pytest.mark.parametrize("results", [None, {}, {"metrics": {}}])
-def test_a_record_without_results_is_told(
-    results: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import report
-
-    (tmp_path / "feature_ratio").mkdir()
-    record = {"config": {}, "results": results}
-    (tmp_path / "feature_ratio" / "run.json").write_text(json.dumps(record))
-    monkeypatch.setattr(report, "RESULTS", tmp_path)
-    with pytest.raises(UserError, match="feature-ratio: "):
-        report.render("<!-- table: feature-ratio -->\n<!-- end -->\n")
 
 
 def test_a_figure_of_other_scores_fails_the_check(

@@ -58,48 +58,18 @@ def status_of(script: str, options: Sequence[str]) -> int | str | None:
     ("script", "options", "message"),
     [
         ("latency", ["--nfe", "1"], "expected a whole number, at least 2"),
-        ("latency", ["--sizes", "0"], "at least 1"),
-        ("latency", ["--batch-size", "0"], "at least 1"),
-        ("latency", ["--pairs", "-5"], "at least 10"),
-        ("latency", ["--width", "0"], "expected a positive multiple of 0.125"),
         ("latency", ["--width", "0.3"], "expected a positive multiple of 0.125"),
-        ("latency", ["--width", "nan"], "expected a positive multiple of 0.125"),
         ("latency", ["--device", "nope"], "--device nope: not available here"),
         ("latency", ["--parts", "training", "--batch-size", "1"], "--batch-size 1: "),
         ("latency", ["--parts", "precision", "--device", "cpu"], "precision: needs a GPU"),
-        ("latency", ["--out", "file"], "--out file: cannot be written"),
         ("latency", ["--out", "file/below"], "--out file/below: cannot be written"),
-        (
-            "throughput",
-            ["--data-root", ".", "--device", "nope"],
-            "--device nope: not available here",
-        ),
-        (
-            "throughput",
-            ["--data-root", ".", "--threads", "-1"],
-            "expected a whole number, at least 1",
-        ),
         ("throughput", ["--data-root", ".", "--threads", "0"], "at least 1"),
-        ("throughput", ["--data-root", ".", "--rounds", "0"], "at least 1"),
-        ("throughput", ["--data-root", ".", "--workers", "-1"], "at least 0"),
         ("throughput", ["--data-root", ".", "--out", "file"], "--out file: cannot be written"),
         ("int8", ["absent"], "absent: no such folder"),
         ("int8", ["integral"], "integral: holds a model of estimator time_conditioned, expected"),
-        ("int8", ["run", "--calibration", "0"], "expected a whole number, at least 1"),
-        ("int8", ["run", "--out", "file"], "--out file: cannot be written"),
-        ("gradient_snr", ["--batch", "0"], "expected a whole number, at least 1"),
-        ("gradient_snr", ["--batch", "-1"], "at least 1"),
         ("gradient_snr", ["--samples", "31", "--batch", "2"], "--samples 31: expected 16 batches"),
-        ("gradient_snr", ["--out", "file"], "--out file: cannot be written"),
         ("joint_score", ["--steps", "0"], "at least 1"),
-        ("joint_score", ["--out", "file"], "--out file: cannot be written"),
-        ("feature_ratio", ["--data-root", ".", "--steps", "0"], "at least 1"),
-        (
-            "feature_ratio",
-            ["--data-root", ".", "--classifier", "absent", "--out", "new"],
-            "absent",
-        ),
-        ("feature_ratio", ["--data-root", ".", "--out", "file"], "--out file: cannot be written"),
+        ("feature_ratio", ["--data-root", ".", "--classifier", "absent", "--out", "x"], "absent"),
     ],
 )
 def test_what_cannot_be_measured_is_told_before(
@@ -114,8 +84,6 @@ def test_what_cannot_be_measured_is_told_before(
         pytest.importorskip("onnxruntime")
     monkeypatch.chdir(tmp_path)
     Path("file").touch()
-    if "run" in options:
-        write_model(tmp_path / "run")
     if "integral" in options:
         write_model(
             tmp_path / "integral",
@@ -144,9 +112,8 @@ class TestInt8:
             assert counts.max() - counts.min() <= 1
         assert len(int8.evenly(images, 5000)) == 1000
 
-    @pytest.mark.parametrize("classes", [pytest.param(False, marks=pytest.mark.slow), True])
     def test_both_precisions_are_measured(
-        self, tmp_path: Path, classes: bool, capsys: pytest.CaptureFixture[str]
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         pytest.importorskip("onnxruntime")
         pytest.importorskip("onnxscript")
@@ -154,7 +121,7 @@ class TestInt8:
 
         from ood_osdre.evaluation.scorer import load_scorer
 
-        write_model(tmp_path / "run", objective={"class_weight": 0.5 * classes})
+        write_model(tmp_path / "run", objective={"class_weight": 0.5})
         options = [str(tmp_path / "run"), "--calibration", "64", "--out", str(tmp_path)]
         assert int8.main(options) == 0
         record = json.loads((tmp_path / "run.json").read_text())
@@ -162,19 +129,15 @@ class TestInt8:
         assert record["seed"] == int8.SEED
         low, high = results["int8 over float32"]["interval"]
         assert 0 < low <= results["int8 over float32"]["time"] <= high
-        assert ("accuracy" in results) is classes
-        table = capsys.readouterr().out
-        assert ("| ID accuracy |" in table) is classes
-        if classes:
-            data = load_benchmark(load_manifest("digits", "digits"), ".")
-            scorer = load_scorer(tmp_path / "run")
+        assert "| ID accuracy |" in capsys.readouterr().out
+        data = load_benchmark(load_manifest("digits", "digits"), ".")
+        scorer = load_scorer(tmp_path / "run")
+        with torch.no_grad():
             x = scorer.preprocess(torch.as_tensor(data.id_test.images))
-            with torch.no_grad():
-                predicted = scorer.ratio.coefficients(x).logits.argmax(dim=1).numpy()
-            expected = 100 * np.mean(predicted == data.id_test.labels)
-            single, eighth = results["accuracy"]
-            assert single == pytest.approx(expected, abs=0.5)
-            assert 0 <= eighth <= 100
+            predicted = scorer.ratio.predict(x).logits.argmax(dim=1).numpy()
+        single, eighth = results["accuracy"]
+        assert single == pytest.approx(100 * np.mean(predicted == data.id_test.labels), abs=0.5)
+        assert 0 <= eighth <= 100
 
 
 class BlockMeans(nn.Module):
@@ -266,31 +229,6 @@ class TestGradientSNR:
         assert not torch.equal(next(a.draws()).x_0, next(b.draws()).x_0)
         centres = [c.centres for bench in (a, b) for c in (bench.reference, bench.id)]
         assert len({c.sum().item() for c in centres}) == 4
-
-    def test_a_table_is_over_seeds_and_hides_what_is_noise(
-        self,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
-        capsys: pytest.CaptureFixture[str],
-    ) -> None:
-        import bench_tables
-        import gradients
-
-        monkeypatch.setattr(gradient_snr(), "MODELS", {"vectors": gradients.RandomFeatures})
-        options = ["--samples", "32", "--batch", "2", "--seeds", "3", "--out", str(tmp_path)]
-        assert gradient_snr().main(options) == 0
-        record = json.loads((tmp_path / "run.json").read_text())
-        assert record["config"]["seeds"] == 3
-        row = record["results"]["vectors, antithetic"]
-        assert len(row["snr"]) == len(set(row["snr"])) == 3
-        assert bench_tables.gradient_snr(record["results"]) in capsys.readouterr().out
-
-        row |= {"snr": [1e-5, 4e-5, 2e-5], "samples": 1000, "direct_snr": [0.009, 0.02, 0.001]}
-        assert bench_tables.gradient_snr({"": row}).endswith(
-            "| 2.0e-05 (1.0e-05 to 4.0e-05) | 5.0e+04 | - |\n"
-        )
-        row["direct_snr"] = [0.011, 0.02, 0.001]
-        assert bench_tables.gradient_snr({"": row}).endswith("| 1.1e-02 |\n")
 
 
 def gradient_snr() -> ModuleType:

@@ -5,7 +5,6 @@ import os
 import resource
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,7 +39,7 @@ def float32() -> None:
 @pytest.mark.parametrize(
     ("kind", "kills", "longest"),
     [
-        ("train", 20, 0.1),
+        ("train", 12, 0.1),
         pytest.param("command", 20, 0.3, marks=pytest.mark.slow),
     ],
 )
@@ -114,15 +113,15 @@ def test_a_disk_that_fills_up_after_training_keeps_the_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     r"""Scores, plot and tables are written whole or not at all, and --resume makes them."""
-    from ood_osdre.evaluation import experiment
+    from ood_osdre import runs
 
-    write = experiment.write_scores
+    write = runs.write_scores
 
     def full(*args: object) -> None:
         with largest_file(1000):
             write(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(experiment, "write_scores", full)
+    monkeypatch.setattr(runs, "write_scores", full)
     assert main(["--out", str(tmp_path), *FAST]) == FAILED
     assert "scores.npz: cannot be written" in capsys.readouterr().err
     assert not [p for p in tmp_path.iterdir() if "tmp" in p.name or p.name.startswith("scores")]
@@ -132,43 +131,37 @@ def test_a_disk_that_fills_up_after_training_keeps_the_model(
     assert (tmp_path / "metrics.csv").is_file()
 
 
-UNWRITABLE = ["a file in the way", "below a file", "/proc/nothing/here", "a name too long"]
+@pytest.fixture(scope="module")
+def fitted() -> OneStepDetector:
+    x = np.random.default_rng(0).normal(size=(30, 2))
+    return OneStepDetector(VECTORS, **TINY).fit(x, x + 1)
 
 
-@pytest.mark.parametrize("where", UNWRITABLE)
+@pytest.mark.parametrize("name", ["file", "file/below", "x" * 300])
 def test_an_output_folder_that_cannot_be_written(
-    tmp_path: Path, where: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, name: str, fitted: OneStepDetector, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("mine")
-    out = {
-        "a file in the way": tmp_path / "file",
-        "below a file": tmp_path / "file" / "out",
-        "/proc/nothing/here": Path("/proc/nothing/here"),
-        "a name too long": tmp_path / ("x" * 300),
-    }[where]
+    out = tmp_path / name
     assert main(["--out", str(out), *FAST]) == FAILED
     errors = capsys.readouterr().err.splitlines()
-    assert errors[-1].startswith(f"error: --out {out}: cannot be written: ")
-    assert "Traceback" not in "".join(errors)
-    assert (tmp_path / "file").read_text() == "mine"
-    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+    assert errors[-1].startswith("error: ")
+    assert f"--out {out}" in errors[-1]
+    assert "cannot be written: " in errors[-1]
 
-    detector = OneStepDetector(VECTORS, **TINY)
     x = np.random.default_rng(0).normal(size=(9, 2))
     with pytest.raises(UserError, match="cannot be written"):
-        detector.fit(x, x + 1, folder=out)
-    detector.fit(x, x + 1)
+        OneStepDetector(VECTORS, **TINY).fit(x, x + 1, folder=out)
     with pytest.raises(UserError, match="cannot be written"):
-        detector.save(out)
+        fitted.save(out)
+    assert (tmp_path / "file").read_text() == "mine"
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
 FAULTS = {
     "a finished run": [],
     "a mistyped key": ["training.stepz=3"],
-    "a value out of range": ["training.lr=-1"],
-    "a device that is not there": ["--device", "cuda:99"],
     "no data": ["--id", "cifar10", "--data-root", "nowhere"],
-    "no configuration": ["--config", "nowhere.yml"],
     "another configuration": ["--resume", "training.lr=0.5"],
     "a checkpoint onto a run": ["--checkpoint", "nowhere"],
 }
@@ -184,21 +177,6 @@ def test_no_fault_touches_the_files_of_a_finished_run(
     assert "Traceback" not in error
     assert len([x for x in error.splitlines() if x.startswith("error: ")]) == 1
     assert snapshot(finished) == before
-
-
-def test_cuda_asked_for_and_absent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    r"""On a machine without a GPU as on one whose driver is missing."""
-    if not torch.cuda.is_available():
-        with pytest.raises(UserError, match="device cuda: not available here"):
-            OneStepDetector(VECTORS, device="cuda")
-        assert main(["--out", str(tmp_path / "out"), *FAST, "--device", "cuda"]) == FAILED
-        assert not (tmp_path / "out").exists()
-    with pytest.raises(UserError, match="device cuda:99: not available here"):
-        OneStepDetector(VECTORS, device="cuda:99")
-    with pytest.raises(UserError, match="device gpu: not available here"):
-        OneStepDetector(VECTORS, device="gpu")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert OneStepDetector(VECTORS).device.type == "cpu"
 
 
 def test_two_runs_in_one_folder(tmp_path: Path) -> None:
@@ -225,15 +203,6 @@ def test_what_a_killed_run_left_half_written_is_swept(tmp_path: Path) -> None:
     half.write_bytes(bytes(100))
     OneStepDetector(VECTORS, **TINY).fit(x, x + 1, folder=tmp_path)
     assert not half.exists()
-
-
-def test_a_fit_in_a_thread_works_without_signals() -> None:
-    x = np.random.default_rng(0).normal(size=(30, 2))
-    detector = OneStepDetector(VECTORS, **TINY)
-    thread = threading.Thread(target=detector.fit, args=(x, x + 1))
-    thread.start()
-    thread.join()
-    assert detector.is_fitted
 
 
 class Normalised(nn.Module):
@@ -278,9 +247,7 @@ def test_a_ratio_beyond_float16_stays_finite() -> None:
             torch.testing.assert_close(model.log_ratio(x), expected, rtol=1e-2, atol=0)
 
 
-def test_a_score_that_overflows_is_refused_not_returned() -> None:
-    x = np.random.default_rng(0).normal(size=(40, 2)).astype(np.float32)
-    detector = OneStepDetector(VECTORS, **TINY).fit(x, x + 1)
+def test_a_score_that_overflows_is_refused_not_returned(fitted: OneStepDetector) -> None:
     far = np.array([[3e38, 3e38], [0.0, 0.0]], dtype=np.float32)
     with pytest.raises(UserError, match="input scores: 1 of 2 are NaN or infinite, first at 0"):
-        detector.score(far)
+        fitted.score(far)

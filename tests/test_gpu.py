@@ -50,12 +50,12 @@ ID, REFERENCE = image_set(80, 256), image_set(0, 176)
 def make(folder: Path | None = None, device: str = "cuda", **training: object) -> Trainer:
     torch.manual_seed(0)
     config = CONFIG.replace(training=CONFIG.training.replace(**training))
-    preprocess = Preprocess((0.5,) * 3, (0.25,) * 3, device)
     options = config.training
+    preprocess = Preprocess((0.5,) * 3, (0.25,) * 3, device)
+    ratio = build_ratio(config, 10).to(device)
     batches = ImageBatches(
         ID, REFERENCE, config.data, preprocess, options.batch_size, options.seed
     )
-    ratio = build_ratio(config, 10).to(device)
     return assemble(ratio, partial(prepare_objective, config), batches, options, folder=folder)
 
 
@@ -76,10 +76,10 @@ def test_every_precision_learns(amp: str) -> None:
     assert gap(trainer) > 1
 
 
-def test_a_compiled_objective_learns_the_same(tmp_path: Path) -> None:
+def test_a_compiled_objective_learns_the_same() -> None:
     eager, compiled = make(amp="none"), make(amp="none", compile=True)
-    draw = eager.batches(0)
-    losses = [trainer.step(draw) for trainer in (eager, compiled)]
+    batch = eager.batches(0)
+    losses = [trainer.step(batch) for trainer in (eager, compiled)]
     for name, value in losses[0].items():
         torch.testing.assert_close(losses[1][name], value, rtol=2e-3, atol=2e-3)
 

@@ -5,7 +5,6 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -81,19 +80,6 @@ def test_an_interval_covers_the_median() -> None:
     assert 0.9 <= np.mean(inside) <= 0.99
 
 
-def test_larger_inputs_are_compared_by_the_value(
-    spend: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import latency
-
-    bench = latency.Bench(arguments(), torch.device("cpu"))
-    folded = SimpleNamespace(log_ratio=lambda x: spend(x.numel()))
-    monkeypatch.setattr(bench, "_folded", lambda: folded)
-    results = bench.batch() | bench.pixels()
-    assert len(results) == 5
-    assert all(values == pytest.approx((1, 1, 1)) for values in results.values())
-
-
 @pytest.fixture
 def seen() -> list[tuple[nn.Module, Tensor]]:
     r"""Every module that is called in the test, with its input."""
@@ -113,22 +99,6 @@ def test_scoring_is_in_evaluation_mode_and_training_is_not(
         seen.clear()
         part()
         assert {m.training for m, _ in seen if isinstance(m, nn.BatchNorm2d)} == {training}
-
-
-def test_a_training_step_is_that_of_a_shipped_network(
-    seen: list[tuple[nn.Module, Tensor]],
-) -> None:
-    import latency
-
-    from ood_osdre.config import load_config
-    from ood_osdre.models.build import build_ratio
-    from ood_osdre.models.networks import CoefficientNetwork
-
-    latency.Bench(arguments(), torch.device("cpu")).training()
-    networks = [m for m, _ in seen if isinstance(m, CoefficientNetwork)]
-    shipped = build_ratio(load_config("cifar10"), 0)
-    assert {n.cells for n in networks} == {shipped.network.cells}
-    assert {n.head.out_features for n in networks} == {shipped.network.head.out_features}
 
 
 def test_peak_memory_is_what_is_held_at_once() -> None:

@@ -1,9 +1,12 @@
-r"""The dependency direction of the package, and its laziness, as tests."""
+r"""The plan of the house, as tests: the direction of imports, laziness, and the size of folders."""
 
 import ast
+import json
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -11,151 +14,194 @@ import pytest
 import ood_osdre
 
 ROOT = Path(ood_osdre.__file__).parent
-# What may know about hosts and tasks; all the rest is the core.
+MOST_FILES, MOST_FLOORS, MOST_LINES = 13, 9, 350
+# What may import hosts and tasks; all the rest is the core.
 OUTER = {"plugin", "tasks"}
+# Each may import what is on its right; those of one group do not know each other.
+ORDER = (
+    "plugin tasks | cli | runs | detectors export | evaluation | training | objectives | models"
+)
+ORDER += " | paths data | config | sections | options resources files | errors"
 # What commands need before they know what to do.
-TORCH_FREE = ["__init__", "cli", "config", "errors", "files", "options", "resources", "sections"]
-TORCH_FREE += ["data/__main__", "data/manifests"]
-TORCH_FREE += [f"evaluation/{name}" for name in ("metrics", "records", "scores", "tables")]
-HEAVY = {"torch", "torchvision", "timm"}
+TORCH_FREE = ["", "cli", "config", "errors", "files", "options", "resources", "sections"]
+TORCH_FREE += ["data.__main__", "data.manifests", "training.run"]
+TORCH_FREE += [f"evaluation.{name}" for name in ("metrics", "records", "scores", "tables")]
+SOURCES = {
+    ".".join(("ood_osdre", *p.relative_to(ROOT).with_suffix("").parts)).removesuffix(
+        ".__init__"
+    ): p
+    for p in ROOT.rglob("*.py")
+}
+TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in SOURCES.items()}
 
 
-def modules() -> list[str]:
-    paths = (p.relative_to(ROOT).with_suffix("") for p in ROOT.rglob("*.py"))
-    return sorted(p.as_posix() for p in paths)
+def walk(tree: ast.AST, late: bool) -> Iterator[ast.AST]:
+    r"""Yields the nodes of a module; without `late`, none in functions and none for types."""
+    for node in ast.iter_child_nodes(tree):
+        if not late and isinstance(node, ast.FunctionDef | ast.Lambda):
+            continue
+        is_typing = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        if late or not is_typing:
+            yield node
+            yield from walk(node, late)
 
 
-def imports(name: str, nodes: list[ast.AST]) -> Iterator[str]:
-    r"""Yields the absolute dotted names that a module imports in some of its nodes."""
-    package = ["ood_osdre", *Path(name).parts[:-1]]
-    for node in nodes:
+def imports(name: str, late: bool = True) -> set[str]:
+    r"""Returns the modules, of ours and of others, that a module imports.
+
+    Arguments:
+        name: The module.
+        late: Whether those count that are imported in a function, or for types alone.
+    """
+    found = set()
+    package = name if SOURCES[name].name == "__init__.py" else name.rpartition(".")[0]
+    for node in walk(TREES[name], late):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else []
-            stem = ".".join([*base, *(node.module or "").split(".")]).strip(".")
-            yield stem
-            # `from . import plugin` names a module on the right.
-            yield from (f"{stem}.{alias.name}" for alias in node.names)
+            above = package.split(".")[: len(package.split(".")) - node.level + 1]
+            stem = ".".join([*(above if node.level else []), *filter(None, [node.module])])
+            names = {f"{stem}.{alias.name}" for alias in node.names}
+            found |= names & SOURCES.keys()
+            # `from . import trainer` needs the module alone, `from .trainer import Trainer` that one.
+            if not names <= SOURCES.keys():
+                found.add(stem)
+    return found - {name}
 
 
-def everywhere(name: str) -> set[str]:
-    tree = ast.parse((ROOT / f"{name}.py").read_text(encoding="utf-8"))
-    return set(imports(name, list(ast.walk(tree))))
+def graph(late: bool, packages: bool = False) -> dict[str, set[str]]:
+    r"""Returns which of our modules each of them imports.
+
+    Arguments:
+        late: See :func:`imports`.
+        packages: Whether a package's own file is run with each of its modules, and has imports.
+            Without, the modules alone count.
+    """
+    edges: dict[str, set[str]] = {}
+    for name, path in SOURCES.items():
+        is_package = path.name == "__init__.py"
+        targets = set() if is_package and not packages else imports(name, late) & SOURCES.keys()
+        if packages:
+            parts = [target.split(".") for target in targets]
+            targets |= {".".join(p[:i]) for p in parts for i in range(1, len(p))}
+        # A package runs before the modules that it holds, which may be its own imports.
+        edges[name] = {target for target in targets if not f"{name}.".startswith(f"{target}.")}
+    return edges
 
 
-def at_import_time(name: str) -> set[str]:
-    r"""Returns what a module imports when it is imported: not in functions, not for types."""
-    found: list[ast.AST] = []
-    pending: list[ast.AST] = [ast.parse((ROOT / f"{name}.py").read_text(encoding="utf-8"))]
-    while pending:
-        node = pending.pop()
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            continue
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            pending += node.orelse
-            continue
-        found.append(node)
-        pending += ast.iter_child_nodes(node)
-    return set(imports(name, found))
+def circle(edges: dict[str, set[str]]) -> list[str]:
+    try:
+        TopologicalSorter(edges).prepare()
+    except CycleError as error:
+        return error.args[1]
+    return []
 
 
-@pytest.mark.parametrize("name", [m for m in modules() if m.split("/")[0] not in OUTER])
-def test_core_imports_no_host_no_task_no_benchmark(name: str) -> None:
-    forbidden = {"openood", "benchmarks", *(f"ood_osdre.{o}" for o in OUTER)}
+def test_no_module_imports_itself_through_others() -> None:
+    assert not circle(graph(late=False, packages=True))
 
-    found = {i for i in everywhere(name) if any(f"{i}.".startswith(f"{f}.") for f in forbidden)}
+
+def test_nor_through_functions_and_types() -> None:
+    assert not circle(graph(late=True))
+
+
+def test_imports_go_from_left_to_right() -> None:
+    rank = {name: i for i, group in enumerate(ORDER.split("|")) for name in group.split()}
+    assert rank.keys() == {name.split(".")[1] for name in SOURCES if "." in name}
+    found = {
+        f"{name}: {target}"
+        for name, targets in graph(late=True).items()
+        for target in targets
+        if (folder := name.split(".")[1]) != (other := target.split(".")[1])
+        and rank[folder] >= rank[other]
+    }
     assert not found
 
 
-@pytest.mark.parametrize("name", modules())
-def test_modules_name_their_own_package_relatively(name: str) -> None:
-    tree = ast.parse((ROOT / f"{name}.py").read_text(encoding="utf-8"))
-    absolute = {
-        stem
-        for node in ast.walk(tree)
-        if not (isinstance(node, ast.ImportFrom) and node.level)
-        for stem in imports(name, [node])
+def test_floors_are_few() -> None:
+    r"""A floor is the longest chain of imports below a module, packages' own files left out."""
+    edges = graph(late=True)
+    floors: dict[str, int] = {}
+    for name in TopologicalSorter(edges).static_order():
+        floors[name] = 1 + max((floors[target] for target in edges[name]), default=0)
+    assert not {name: floor for name, floor in floors.items() if floor > MOST_FLOORS}
+
+
+def test_folders_and_modules_are_small() -> None:
+    folders = Counter(path.parent.relative_to(ROOT).as_posix() for path in SOURCES.values())
+    assert not {folder: n for folder, n in folders.items() if n > MOST_FILES}
+    lines = {n: len(p.read_text(encoding="utf-8").splitlines()) for n, p in SOURCES.items()}
+    assert not {name: n for name, n in lines.items() if n > MOST_LINES}
+
+
+def test_the_core_imports_no_host_no_task_no_benchmark() -> None:
+    forbidden = {"openood", "pytorch_ood", "benchmarks", *(f"ood_osdre.{o}" for o in OUTER)}
+    found = {
+        f"{name}: {target}"
+        for name in SOURCES
+        if [*name.split("."), ""][1] not in OUTER
+        for target in imports(name)
+        if any(f"{target}.".startswith(f"{f}.") for f in forbidden)
     }
-
-    assert not {i for i in absolute if i.split(".")[0] == "ood_osdre"}
-
-
-@pytest.mark.parametrize("name", TORCH_FREE)
-def test_leaves_do_not_import_torch(name: str) -> None:
-    assert not {i for i in at_import_time(name) if i.split(".")[0] in HEAVY}
+    assert not found
 
 
-@pytest.mark.parametrize("name", TORCH_FREE)
-def test_leaves_import_without_torch_in_a_fresh_interpreter(name: str) -> None:
-    r"""The same, with whatever they import in turn."""
-    if name.startswith("data/") and not (ROOT / "data" / "__init__.py").exists():
-        pytest.skip("no such package")
-    module = "ood_osdre" if name == "__init__" else f"ood_osdre.{name.replace('/', '.')}"
-    code = f"import sys, {module}; print(sorted({HEAVY} & set(sys.modules)))"
-
-    assert run(code) == "[]"
+def test_modules_name_their_own_package_relatively() -> None:
+    for name, tree in TREES.items():
+        for node in ast.walk(tree):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and not node.level:
+                names = [str(node.module)]
+            assert "ood_osdre" not in {n.split(".")[0] for n in names}, f"{name}:{node.lineno}"
 
 
-def test_package_is_lazy() -> None:
+def test_what_a_fresh_interpreter_loads() -> None:
+    r"""One interpreter imports the modules one after the other and tells what came with each."""
     code = """
-import sys, ood_osdre
+import importlib, json, sys
+loaded = {}
+for name in sys.argv[1:]:
+    importlib.import_module(f"ood_osdre.{name}".rstrip("."))
+    loaded[name] = sorted({"torch", "torchvision", "timm", "pydantic", "yaml"} & set(sys.modules))
+import ood_osdre
 assert set(ood_osdre.__all__) <= set(dir(ood_osdre))
-assert not {"yaml", "torch", "ood_osdre.config"} & set(sys.modules)
-ood_osdre.Config
-assert "torch" not in sys.modules
-print("lazy")
+ood_osdre.Config, ood_osdre.UserError, ood_osdre.ood_metrics
+loaded["names"] = sorted({"torch"} & set(sys.modules))
+print(json.dumps(loaded))
 """
-    assert run(code) == "lazy"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *TORCH_FREE], capture_output=True, text=True, check=True
+    )
+    loaded = json.loads(done.stdout)
+    assert loaded.pop("") == []
+    assert not {name for name, found in loaded.items() if set(found) - {"pydantic", "yaml"}}
 
 
 @pytest.mark.parametrize("name", ood_osdre.__all__)
 def test_lazy_names_resolve(name: str) -> None:
     value = getattr(ood_osdre, name)
-
     assert value.__name__ == name
     assert getattr(ood_osdre, name) is value
     assert value.__module__.startswith("ood_osdre.")
 
 
-def test_lazy_register_is_the_typed_one() -> None:
-    tree = ast.parse((ROOT / "__init__.py").read_text(encoding="utf-8"))
-    blocks = [n for n in tree.body if isinstance(n, ast.If)]
+def test_the_lazy_register_is_the_typed_one() -> None:
+    (block,) = (n for n in TREES["ood_osdre"].body if isinstance(n, ast.If))
     typed = {
-        n.module: tuple(a.name for a in n.names)
-        for n in blocks[0].body
+        n.module: sorted(a.name for a in n.names)
+        for n in block.body
         if isinstance(n, ast.ImportFrom)
     }
-
-    assert {k: sorted(v) for k, v in typed.items()} == {
-        k: sorted(v) for k, v in ood_osdre._HOMES.items()
-    }
+    assert typed == {home: sorted(names) for home, names in ood_osdre._HOMES.items()}
     assert sorted(n for names in typed.values() for n in names) == sorted(ood_osdre.__all__)
-
-
-def test_unknown_names_are_attribute_errors() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'Detector'"):
         _ = ood_osdre.Detector
 
 
-@pytest.mark.parametrize("name", modules())
-def test_modules_say_what_they_export(name: str) -> None:
-    tree = ast.parse((ROOT / f"{name}.py").read_text(encoding="utf-8"))
-    assert ast.get_docstring(tree), f"{name}: no docstring"
-
-    if len(tree.body) > 1 and not name.endswith("__main__"):
-        first = tree.body[1]
-        assert isinstance(first, ast.Assign), f"{name}: opens without __all__"
-        assert ast.unparse(first.targets[0]) == "__all__", f"{name}: opens without __all__"
-
-
-def run(code: str) -> str:
-    result = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT.parent,
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout.strip()
+def test_every_module_says_what_it_is_and_what_it_exports() -> None:
+    for name, tree in TREES.items():
+        assert ast.get_docstring(tree), f"{name}: no docstring"
+        if len(tree.body) > 1 and not name.endswith("__main__"):
+            first = tree.body[1]
+            assert isinstance(first, ast.Assign), f"{name}: opens without __all__"
+            assert ast.unparse(first.targets[0]) == "__all__", f"{name}: opens without __all__"

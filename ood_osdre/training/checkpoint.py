@@ -28,7 +28,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from ..errors import UserError, one_line
-from ..files import as_json, atomic_path, sweep
+from ..files import as_json, atomic_path, is_regular, sweep
 
 MODEL, STATE = "model", "state"
 FORMAT = "ood_osdre checkpoint 2"
@@ -55,7 +55,7 @@ def write_checkpoint(
             written, or the metadata hold NaN or infinity.
     """
     path = checkpoint_path(folder, name)
-    if path.is_file() and _header(path).get("format") != FORMAT:
+    if is_regular(path) and _header(path).get("format") != FORMAT:
         raise UserError(f"{path}: is there already and no checkpoint; choose another folder.")
     try:
         text = json.dumps(as_json(metadata))

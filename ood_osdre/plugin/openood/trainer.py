@@ -21,7 +21,7 @@ import torch
 from torch import Generator, Tensor, nn
 from tqdm import tqdm
 
-from ...config import Config, override_config
+from ...config import Config
 from ...data.standardise import Preprocess
 from ...data.transforms import Randomness, flip_crop
 from ...errors import UserError
@@ -202,7 +202,7 @@ def _configured(own: Config, config: Mapping[str, Any], steps: int) -> Config:
         for section, values in options.items():
             is_section = isinstance(values, Mapping)
             merged[section] = {**merged.get(section, {}), **values} if is_section else values
-        own = override_config(merged, [], "trainer.options")
+        own = Config.from_mapping(merged, "trainer.options")
     training = own.training
     warmup = min(training.warmup, steps // 10)
     return own.replace(training=training.replace(steps=steps, warmup=warmup))

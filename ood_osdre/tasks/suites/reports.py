@@ -26,8 +26,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ...arguments import count, number
-from ...errors import UserError
+from ...errors import UserError, count, number
 from ...evaluation.records import RunRecord
 from ...files import as_json, atomic_path
 

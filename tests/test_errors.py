@@ -1,9 +1,12 @@
 r"""Tests for the ood_osdre.errors module."""
 
+import argparse
+
 import pytest
 
-from ood_osdre.config import KEYS
-from ood_osdre.errors import did_you_mean, nearest
+from ood_osdre.errors import count, did_you_mean, nearest, number
+
+KEYS = ["training.steps", "training.lr", "path.gamma2", "basis.size", "network.width"]
 
 
 @pytest.mark.parametrize(
@@ -30,3 +33,17 @@ def test_a_beginning_counts_if_only_one_choice_has_it() -> None:
 def test_advice() -> None:
     assert did_you_mean("neer", ("near", "far")) == " (did you mean 'near'?)"
     assert did_you_mean("svhn", ("near", "far")) == ""
+
+
+@pytest.mark.parametrize("text", ["0", "10", "1.5", "many", ""])
+def test_counts_of_an_interval(text: str) -> None:
+    assert [count(1, 9)("1"), count(1, 9)("9"), count(0)("99")] == [1, 9, 99]
+    with pytest.raises(argparse.ArgumentTypeError, match=r"expected a whole number, 1 to 9"):
+        count(1, 9)(text)
+
+
+@pytest.mark.parametrize("text", ["-1", "nan", "inf", "many", "0"])
+def test_numbers_from_0(text: str) -> None:
+    assert [number()("0"), number(positive=True)("1e-3")] == [0.0, 1e-3]
+    with pytest.raises(argparse.ArgumentTypeError, match="expected a finite number"):
+        number(positive=text == "0")(text)
