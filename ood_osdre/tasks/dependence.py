@@ -26,12 +26,7 @@ References:
     | https://arxiv.org/abs/2306.11078
 """
 
-__all__ = [
-    "FAMILIES",
-    "DependenceTask",
-    "NormalScores",
-    "dependence_task",
-]
+__all__ = ["FAMILIES", "DependenceTask", "NormalScores", "dependence_task"]
 
 import math
 from collections.abc import Callable
@@ -46,9 +41,7 @@ Sampler = Callable[[int, Generator], tuple[Tensor, Tensor]]
 
 # The largest number in double precision, and the least above zero.
 LARGEST, LEAST = torch.finfo(torch.float64).max, 5e-324
-
-
-# Of the gamma variables of `gamma-exp`.
+# Below, the exponential's mean, one over a gamma variable, overflows single precision.
 LEAST_SHAPE = 0.2
 
 
@@ -95,8 +88,7 @@ class NormalScores:
     """
 
     def __init__(self, sample: Tensor, knots: int = 257) -> None:
-        if sample.ndim != 2 or len(sample) < 2:
-            raise ValueError(f"'sample' should have shape (N >= 2, d), got {tuple(sample.shape)}.")
+        assert sample.ndim == 2, "'sample' should have shape (N, d)"
         size = min(knots, len(sample))
         order = sample.double().sort(dim=0).values
         ranks = torch.linspace(0, len(sample) - 1, size).round().long()
@@ -146,8 +138,6 @@ def dependence_task(family: str, parameter: float) -> DependenceTask:
         >>> task.id, round(task.truth, 4)
         ('additive-noise-0.9', 0.2778)
     """
-    if family not in FAMILIES:
-        raise ValueError(f"'family' should be one of {tuple(FAMILIES)}, got {family!r}.")
     truth, sample = FAMILIES[family](parameter)
     return DependenceTask(f"{family}-{parameter:g}", truth, sample)
 
@@ -155,8 +145,7 @@ def dependence_task(family: str, parameter: float) -> DependenceTask:
 def _gauss(
     rho: float, map_x: Callable[[Tensor], Tensor], map_y: Callable[[Tensor], Tensor]
 ) -> tuple[float, Sampler]:
-    if not -1 < rho < 1:
-        raise ValueError(f"A correlation should be in (-1, 1), got {rho}.")
+    assert -1 < rho < 1, "a correlation should be in (-1, 1)"
 
     def sample(n: int, generator: Generator) -> tuple[Tensor, Tensor]:
         x, z = torch.randn(2, n, 1, generator=generator, device=generator.device)
@@ -166,7 +155,7 @@ def _gauss(
 
 
 def _additive_noise(noise: float) -> tuple[float, Sampler]:
-    _check_positive(noise)
+    assert noise > 0, "the noise should be positive"
 
     def sample(n: int, generator: Generator) -> tuple[Tensor, Tensor]:
         x, u = torch.rand(2, n, 1, generator=generator, device=generator.device)
@@ -177,9 +166,7 @@ def _additive_noise(noise: float) -> tuple[float, Sampler]:
 
 
 def _gamma_exponential(shape: float) -> tuple[float, Sampler]:
-    if shape < LEAST_SHAPE:
-        # The exponential's mean, one over a gamma variable, overflows single precision.
-        raise ValueError(f"The parameter should be at least {LEAST_SHAPE}, got {shape}.")
+    assert shape >= LEAST_SHAPE, f"the shape should be at least {LEAST_SHAPE}"
 
     def sample(n: int, generator: Generator) -> tuple[Tensor, Tensor]:
         # PyTorch's gamma distribution takes no generator; NumPy's is seeded by it.
@@ -190,11 +177,6 @@ def _gamma_exponential(shape: float) -> tuple[float, Sampler]:
         return x, -torch.log1p(-u) / x
 
     return float(digamma(shape + 1)) - math.log(shape), sample
-
-
-def _check_positive(value: float) -> None:
-    if value <= 0:
-        raise ValueError(f"The parameter should be positive, got {value}.")
 
 
 def _identity(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-r"""Parts that suit small problems on vectors: quadratic features and a well-conditioned basis.
+r"""Parts that suit ratios of vectors: quadratic features and a well-conditioned basis.
 
 Between two Gaussians every time score of a Gaussian path is a quadratic function of the point, so
 a network with a linear head on quadratic features can represent it exactly. What is left is the
@@ -6,11 +6,7 @@ conditioning of the regression: features have unit variance under a standard nor
 :class:`OrthonormalBasis` does the same for the functions of the time.
 """
 
-__all__ = [
-    "OrthonormalBasis",
-    "QuadraticFeatures",
-    "TimeConditionedFeatures",
-]
+__all__ = ["OrthonormalBasis", "QuadraticFeatures", "TimeConditionedFeatures"]
 
 import math
 
@@ -38,8 +34,6 @@ class QuadraticFeatures(nn.Module):
         super().__init__()
         i, j = torch.triu_indices(dim, dim, offset=1)
         if block is not None:
-            if block < 1:
-                raise ValueError(f"'block' should be at least 1, got {block}.")
             same = i // block == j // block
             i, j = i[same], j[same]
         self.register_buffer("rows", i)
@@ -57,23 +51,21 @@ class OrthonormalBasis(TemporalBasis):
 
     With :math:`G = \int_0^1 g(t) \, g(t)^\top dt` at construction, the functions are
     :math:`\sqrt{K} \, (G + \delta I)^{-1/2} g(t)`; the factor meets the :math:`K^{-1/2}` of
-    :class:`ood_osdre.models.ratio.OneStepRatio`. They span the same functions, so the model is the same;
-    but a gradient step now moves all of them alike, where the wide atoms of the basis itself are
-    nearly equal and their differences learn thousands of times more slowly. Directions with
+    :class:`ood_osdre.models.ratio.OneStepRatio`. They span the same functions, so the model is the
+    same; but a gradient step now moves all of them alike, where the wide atoms of the basis itself
+    are nearly equal and their differences learn thousands of times more slowly. Directions with
     eigenvalues far below :math:`\delta` stay small.
 
     Arguments:
         basis: The basis. Its shapes may be learnt on; the recombination stays.
-        ridge: The ridge :math:`\delta`, relative to the largest eigenvalue of :math:`G`.
+        ridge: The ridge :math:`\delta > 0`, relative to the largest eigenvalue of :math:`G`.
     """
 
     mix: Tensor
 
     def __init__(self, basis: RBFBasis, ridge: float = 1e-5) -> None:
         super().__init__()
-
-        if ridge <= 0:
-            raise ValueError(f"'ridge' should be positive, got {ridge}.")
+        assert ridge > 0, "'ridge' should be positive"
         values, vectors = torch.linalg.eigh(gram_matrix(basis))
         root = vectors / (values + ridge * values[-1]).sqrt() @ vectors.T
         self.basis = basis
@@ -91,7 +83,7 @@ class OrthonormalBasis(TemporalBasis):
 
 
 class TimeConditionedFeatures(nn.Module):
-    r"""The rival of a linear head on fixed features: weights that are a network of the time.
+    r"""The baseline of a linear head on fixed features: weights that are a network of the time.
 
     .. math:: s(x, t) = \langle f(x), w(t) \rangle + b(t)
 

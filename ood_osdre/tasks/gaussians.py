@@ -1,10 +1,8 @@
-r"""Pairs of Gaussians: problems whose log-ratio and divergence are known.
+r"""Pairs of Gaussians with a known log-ratio and divergence, and mixtures of Gaussians.
 
-Each carries its truth, in nats, and a stable id. The mutual-information problems are correlated
-coordinates; the divergence problems are the scenarios of a stream that drifts away from
-:math:`\mathcal{N}(0, I)`.
-
-Mixtures of Gaussians in any dimension, as truths and as proposals of importance sampling.
+Each pair carries its truth, in nats, and a stable id. Pairs for mutual information are correlated
+coordinates; those for divergences are the scenarios of a stream that drifts away from
+:math:`\mathcal{N}(0, I)`. Mixtures serve as truths and as proposals of importance sampling.
 """
 
 __all__ = [
@@ -121,10 +119,8 @@ def correlated_pairs(dim: int, nats: float) -> GaussianPair:
         dim: The dimension :math:`d`, even.
         nats: The mutual information.
     """
-    if dim < 2 or dim % 2:
-        raise ValueError(f"'dim' should be even and at least 2, got {dim}.")
-    if nats < 0:
-        raise ValueError(f"'nats' should not be negative, got {nats}.")
+    assert dim >= 2, "'dim' should be even and at least 2"
+    assert dim % 2 == 0, "'dim' should be even and at least 2"
     rho = correlation_of(dim, nats)
     block = torch.tensor([[1.0, rho], [rho, 1.0]], dtype=torch.float64)
     covariance = torch.block_diag(*[block] * (dim // 2))
@@ -167,11 +163,9 @@ def scenario(name: str, dim: int, step: float) -> GaussianPair:
         dim: The dimension :math:`d`.
         step: The step :math:`t \geq 0`, below 20 for the linear drift.
     """
-    if name not in SCENARIOS:
-        raise ValueError(f"'name' should be one of {tuple(SCENARIOS)}, got {name!r}.")
     mean, variance = SCENARIOS[name](dim, step)
-    if step < 0 or (variance <= 0).any():
-        raise ValueError(f"'step' should be a step of {name} with positive variances, got {step}.")
+    assert step >= 0, "'step' should not be negative"
+    assert (variance > 0).all(), "the variances of this step are not positive"
     ident = f"{name.replace('_', '-')}-d{dim}-t{step:g}"
     return GaussianPair(ident, mean.double(), torch.diag(variance.double()))
 

@@ -19,19 +19,17 @@ them too, so the effective number of draws is returned beside it.
 References:
     | Annealed importance sampling (Neal, 2001)
     | https://arxiv.org/abs/physics/9803008
-
-Coordinates without correlations, in which a standard normal is a closer reference.
 """
 
 __all__ = [
     "LogMass",
-    "Parts",
     "Proposal",
-    "Whitening",
     "annealed_mass",
     "grid_mass",
+    "grid_points",
     "importance_mass",
     "log_normal",
+    "weights_mass",
 ]
 
 import math
@@ -40,6 +38,8 @@ from typing import NamedTuple, Protocol
 
 import torch
 from torch import Generator, Tensor
+
+from ..objectives.bounds import log_normal
 
 LogDensity = Callable[[Tensor], Tensor]
 
@@ -72,19 +72,6 @@ class Proposal(Protocol):
         r"""Evaluates the log-density, in nats, with shape :math:`(N)`."""
 
 
-def log_normal(x: Tensor) -> Tensor:
-    r"""Returns the log-density of :math:`\mathcal{N}(0, I)` in double precision.
-
-    Arguments:
-        x: The points, with shape :math:`(N, d)`.
-
-    Returns:
-        The log-densities, in nats, with shape :math:`(N)`.
-    """
-    x = x.double()
-    return -x.square().sum(dim=1) / 2 - x.shape[1] / 2 * math.log(2 * math.pi)
-
-
 def grid_points(half_width: float, size: int) -> Tensor:
     r"""Returns the points of a square grid around the origin, with shape :math:`(n^2, 2)`."""
     axis = torch.linspace(-half_width, half_width, size)
@@ -106,15 +93,11 @@ def grid_mass(log_density: LogDensity, half_width: float = 6.0, size: int = 241)
     Returns:
         The log-mass, in nats, with its error.
 
-    Raises:
-        ValueError: If `size` is even or below 3.
-
     Example:
         >>> abs(grid_mass(log_normal).value) < 1e-6
         True
     """
-    if size < 3 or size % 2 == 0:
-        raise ValueError(f"'size' should be odd and at least 3, got {size}.")
+    assert size % 2 == 1 and size >= 3, "'size' should be odd and at least 3"  # noqa: PT018
     values = log_density(grid_points(half_width, size)).double().reshape(size, size)
     step = 2 * half_width / (size - 1)
 
@@ -183,27 +166,31 @@ def annealed_mass(
     """
     # Levels crowd where the density changes fastest, at the start.
     betas = torch.linspace(0, 1, levels + 1)[1:] ** 2
-    _, steps = _anneal(log_ratio, dim, generator, max(chains // 4, 16), betas, leapfrog, None)
-    log_weights, _ = _anneal(log_ratio, dim, generator, chains, betas, leapfrog, steps)
-    return weights_mass(log_weights)
+
+    def run(chains: int, steps: list[float] | None) -> tuple[Tensor, list[float]]:
+        x = torch.randn(chains, dim, generator=generator, device=generator.device)
+        return _anneal(log_ratio, x, betas.tolist(), leapfrog, steps, generator)
+
+    _, steps = run(max(chains // 4, 16), None)
+    return weights_mass(run(chains, steps)[0])
 
 
 def _anneal(
     log_ratio: LogDensity,
-    dim: int,
-    generator: Generator,
-    chains: int,
-    betas: Tensor,
+    x: Tensor,
+    betas: list[float],
     leapfrog: int,
     steps: list[float] | None,
+    generator: Generator,
 ) -> tuple[Tensor, list[float]]:
-    r"""Runs the chains and returns their log-weights and the step size of each level."""
-    size, used = 0.5, []
-    x = torch.randn(chains, dim, generator=generator, device=generator.device)
-    log_weights = torch.zeros(chains, dtype=torch.float64, device=x.device)
-    before = 0.0
+    r"""Moves chains from the first density to the last.
+
+    Returns their log-weights and the step size of each level, which is tuned if `steps` is None.
+    """
+    size, used, before = 0.5, [], 0.0
+    log_weights = torch.zeros(len(x), dtype=torch.float64, device=x.device)
     f, slope = _value_and_slope(log_ratio, x)
-    for i, beta in enumerate(betas.tolist()):
+    for i, beta in enumerate(betas):
         log_weights += (beta - before) * f.double()
         before = beta
         size = size if steps is None else steps[i]
@@ -231,21 +218,15 @@ def _transition(
     def energy(x: Tensor, f: Tensor, momentum: Tensor) -> Tensor:
         return x.square().sum(dim=1) / 2 - beta * f + momentum.square().sum(dim=1) / 2
 
-    start = energy(x, f, momentum)
     y, g, along = x, f, slope
     p = momentum + size / 2 * (beta * along - y)
     for i in range(leapfrog):
         y = y + size * p
         g, along = _value_and_slope(log_ratio, y)
         p = p + (size if i < leapfrog - 1 else size / 2) * (beta * along - y)
-    accepted = u.log() < start - energy(y, g, p)
-    keep = accepted[:, None]
-    return (
-        torch.where(keep, y, x),
-        torch.where(accepted, g, f),
-        torch.where(keep, along, slope),
-        accepted.double().mean().item(),
-    )
+    accepted = u.log() < energy(x, f, momentum) - energy(y, g, p)
+    x, slope = (torch.where(accepted[:, None], *pair) for pair in ((y, x), (along, slope)))
+    return x, torch.where(accepted, g, f), slope, accepted.double().mean().item()
 
 
 @torch.enable_grad()
@@ -254,55 +235,3 @@ def _value_and_slope(log_ratio: LogDensity, x: Tensor) -> tuple[Tensor, Tensor]:
     f = log_ratio(x)
     (slope,) = torch.autograd.grad(f.sum(), x)
     return f.detach(), slope
-
-
-class Whitening(NamedTuple):
-    r"""The map to coordinates without correlations, :math:`z = L^{-1} (x - m)`.
-
-    Attributes:
-        mean: The mean :math:`m`, with shape :math:`(d)`, in double precision.
-        root: The Cholesky factor :math:`L` of the covariance, with shape :math:`(d, d)`.
-    """
-
-    mean: Tensor
-    root: Tensor
-
-    @classmethod
-    def of(cls, train: Tensor) -> "Whitening":
-        r"""Returns the map of some rows, with shape :math:`(N, d)`."""
-        mean = train.double().mean(dim=0)
-        return cls(
-            mean, torch.linalg.cholesky((train.double() - mean).T.cov().reshape(mean.shape * 2))
-        )
-
-    def __call__(self, x: Tensor) -> Tensor:
-        r"""Maps rows, with shape :math:`(N, d)`."""
-        z = torch.linalg.solve_triangular(self.root, (x.double() - self.mean).T, upper=False)
-        return z.T.to(x)
-
-    @property
-    def log_volume(self) -> float:
-        r"""What the map adds to a log-density, :math:`-\log |L|`."""
-        return -self.root.diagonal().log().sum().item()
-
-
-class Parts(NamedTuple):
-    r"""The parts of a table, in coordinates of some kind.
-
-    Attributes:
-        train: The training rows, with shape :math:`(N, d)`.
-        val: The validation rows.
-        test: The test rows.
-        log_volume: What the map to the coordinates adds to a log-density.
-    """
-
-    train: Tensor
-    val: Tensor
-    test: Tensor
-    log_volume: float = 0.0
-
-    def whitened(self) -> "Parts":
-        r"""Returns the parts in coordinates in which the training part has no correlations."""
-        forward = Whitening.of(self.train)
-        train, val, test = (forward(x) for x in (self.train, self.val, self.test))
-        return Parts(train, val, test, self.log_volume + forward.log_volume)
