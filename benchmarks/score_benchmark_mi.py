@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from ood_osdre.errors import UserError, exit_status, one_line
-from ood_osdre.tasks.dependence import NormalScores
+from ood_osdre.tasks.features import NormalScores
 from ood_osdre.tasks.fit import FitOptions
 from ood_osdre.tasks.information import (
     DEFAULTS,

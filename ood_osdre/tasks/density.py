@@ -34,7 +34,6 @@ from torch import Generator, Tensor
 
 from ..training.batches import Stream, step_generator
 from .fit import DrawPairs, RatioFit, fit_ratio
-from .gaussians import GaussianMixture
 from .methods import (
     METHODS,
     FitOptions,
@@ -46,7 +45,7 @@ from .methods import (
     likelihood,
     one_step,
 )
-from .partition import LogMass, annealed_mass, importance_mass, log_normal
+from .partition import GaussianMixture, LogMass, annealed_mass, importance_mass, log_normal
 from .rows import Whitening, check_rows, read_rows, repetition
 
 log = logging.getLogger(__name__)
@@ -185,11 +184,9 @@ def _whitened_parts(
 
 
 def log_density(fit: RatioFit, x: Tensor) -> Tensor:
-    r"""Returns :math:`\log \hat r + \log p_0`, in nats and double precision, not normalised.
+    r"""Returns :math:`\log \hat r + \log p_0` of a ratio to :math:`p_0 = \mathcal{N}(0, I)`.
 
-    Arguments:
-        fit: A ratio to :math:`p_0 = \mathcal{N}(0, I)`.
-        x: The points, with shape :math:`(N, d)`.
+    It is in nats and double precision, not normalised; `x` has shape :math:`(N, d)`.
     """
     return fit.log_ratio(x).double() + log_normal(x)
 
@@ -213,12 +210,7 @@ def proposal_of(train: Tensor) -> GaussianMixture:
 
 
 def likelihood_or(name: str, proposal: GaussianMixture | None) -> Method:
-    r"""Returns a method, the likelihoods being made for a proposal.
-
-    Arguments:
-        name: One of :data:`PROPOSED`, or of :data:`ood_osdre.tasks.methods.METHODS`.
-        proposal: The proposal, which likelihoods need.
-    """
+    r"""Returns one of :data:`METHODS`, or of :data:`PROPOSED`, which need a proposal."""
     if name not in PROPOSED:
         return METHODS[name]
     assert proposal is not None, f"the method {name!r} needs a proposal"
@@ -233,14 +225,7 @@ def masses(
 ) -> tuple[LogMass | None, LogMass | None]:
     r"""Returns estimates of a density's log-mass by importance sampling and by annealing.
 
-    Arguments:
-        fit: A ratio to :math:`\mathcal{N}(0, I)`.
-        proposal: The proposal of importance sampling; None for none of the first.
-        dim: The dimension :math:`d`.
-        generator: The source of randomness.
-
-    Returns:
-        Both, the second None for solvers, whose gradients cost too much.
+    The first is None without a proposal, the second for solvers, whose gradients cost too much.
     """
     importance = annealed = None
     if proposal is not None:

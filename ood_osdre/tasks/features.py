@@ -1,12 +1,13 @@
-r"""Parts that suit ratios of vectors: quadratic features and a well-conditioned basis.
+r"""Parts that suit ratios of vectors: normal scores, quadratic features and a better basis.
 
-Between two Gaussians every time score of a Gaussian path is a quadratic function of the point, so
+Increasing maps of single coordinates leave a mutual information as it is; :class:`NormalScores`
+takes away what makes heavy tails hard. Between two Gaussians every time score of a Gaussian path is a quadratic function of the point, so
 a network with a linear head on quadratic features can represent it exactly. What is left is the
 conditioning of the regression: features have unit variance under a standard normal, and
 :class:`OrthonormalBasis` does the same for the functions of the time.
 """
 
-__all__ = ["OrthonormalBasis", "QuadraticFeatures", "TimeConditionedFeatures"]
+__all__ = ["NormalScores", "OrthonormalBasis", "QuadraticFeatures", "TimeConditionedFeatures"]
 
 import math
 
@@ -14,6 +15,59 @@ import torch
 from torch import Tensor, nn
 
 from ..models.bases import RBFBasis, TemporalBasis, gram_matrix
+
+# The largest number in double precision, and the least above zero.
+LARGEST, LEAST = torch.finfo(torch.float64).max, 5e-324
+
+
+class NormalScores:
+    r"""Maps each coordinate so that its distribution is about :math:`\mathcal{N}(0, 1)`.
+
+    The map of a coordinate is increasing: piecewise linear between quantiles of a sample, and
+    logarithmic beyond them.
+
+    Arguments:
+        sample: The sample, with shape :math:`(N, d)`.
+        knots: The largest number of quantiles.
+    """
+
+    def __init__(self, sample: Tensor, knots: int = 257) -> None:
+        assert sample.ndim == 2, "'sample' should have shape (N, d)"
+        size = min(knots, len(sample))
+        order = sample.double().sort(dim=0).values
+        ranks = torch.linspace(0, len(sample) - 1, size).round().long()
+        levels = (ranks.double() + 0.5) / len(sample)
+        self._maps = []
+        for column in order[ranks].T:
+            # Ties share the mean of their scores, so that the knots increase strictly.
+            values, inverse = column.unique(return_inverse=True)
+            total = torch.bincount(inverse, torch.special.ndtri(levels))
+            scores = total / torch.bincount(inverse)
+            self._maps.append((values, scores))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        r"""Maps points, with shape :math:`(B, d)`."""
+        columns = [
+            _interpolate(column.double(), *knots)
+            for column, knots in zip(x.T, self._maps, strict=True)
+        ]
+        return torch.stack(columns, dim=1).to(x)
+
+
+def _interpolate(x: Tensor, values: Tensor, scores: Tensor) -> Tensor:
+    if torch.cat([x, values]).abs().max() > LARGEST / 4:
+        # Differences would overflow; a power of two changes nothing but that.
+        x, values = x / 4, values / 4
+    if len(values) == 1:  # a constant; what differs from it still has to be told apart
+        return torch.asinh(x - values)
+    i = torch.searchsorted(values, x.contiguous()).clamp(1, len(values) - 1)
+    # Shares of a gap, not slopes: one over the least gap overflows.
+    gap, rise = (values[i] - values[i - 1]).clamp(min=LEAST), scores[i] - scores[i - 1]
+    nearest = x.clamp(values[0], values[-1])
+    beyond = x - nearest
+    inside = scores[i - 1] + rise * ((nearest - values[i - 1]) / gap)
+    excess = (rise * (beyond.abs() / gap)).clamp(max=LARGEST)
+    return inside + beyond.sign() * torch.log1p(excess)
 
 
 class QuadraticFeatures(nn.Module):

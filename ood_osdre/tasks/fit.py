@@ -138,7 +138,8 @@ def fit_ratio(
     options = fit_options(options, FitOptions())
     if initial is not None:
         _check_initial(initial, method, dim, options)
-    batches = _DrawnBatches(draw_pairs, dim, options, initial and initial.standardise)
+    affine = None if initial is None else initial.standardise
+    batches = _DrawnBatches(draw_pairs, dim, options, affine)
     path = GaussianPath(SCHEDULES[options.schedule](), DDBINoise(options.gamma2, options.eps))
     batches.times = times = UniformTimes(*path.t_range)
     context = Context(dim, options, path, batches.moments())
@@ -209,7 +210,7 @@ class _DrawnBatches(Batches):
             block = options.block if options.backbone == "block_quadratic" else None
             affine = Affine.of(torch.cat(first), options.standardise, block)
         self.draw_pairs, self.affine = draw_pairs, affine
-        self._moments = Moments.of(*map(affine, first))
+        self._moments = Moments.of(*(affine(x) for x in first))
 
     def moments(self) -> Moments:
         return self._moments

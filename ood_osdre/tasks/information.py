@@ -27,13 +27,7 @@ References:
     | https://arxiv.org/abs/cond-mat/0305641
 """
 
-__all__ = [
-    "LOG_RATIO_METHODS",
-    "Information",
-    "check_variables",
-    "ksg",
-    "mutual_information",
-]
+__all__ = ["LOG_RATIO_METHODS", "Information", "check_variables", "ksg", "mutual_information"]
 
 import logging
 import math
@@ -50,7 +44,7 @@ from torch import Generator, Tensor
 from torch.nn import functional as F
 
 from ..errors import UserError
-from .dependence import NormalScores
+from .features import NormalScores
 from .fit import DrawPairs, RatioFit, fit_ratio
 from .methods import METHODS, FitOptions, OptionsLike, check_method, fit_options
 from .rows import read_rows, repetition
@@ -185,12 +179,7 @@ def mutual_information(
 def check_variables(x: ArrayLike, y: ArrayLike) -> tuple[Array, Array]:
     r"""Returns both variables with shapes :math:`(n, d)`, or refuses them.
 
-    Arguments:
-        x: The first variable, see :func:`mutual_information`.
-        y: The second variable.
-
-    Raises:
-        UserError: As :func:`mutual_information`.
+    Arguments and errors are those of :func:`mutual_information`.
     """
     first, second = _paired(x, y, LEAST_ROWS)
     problem = _repetition("x", first) or _repetition("y", second) or _function(first, second)
@@ -211,15 +200,10 @@ def _paired(x: ArrayLike, y: ArrayLike, least: int) -> tuple[Array, Array]:
 def _repetition(name: str, array: Array) -> str | None:
     r"""Returns which column is constant or discrete."""
     for i, column in enumerate(array.T):
-        if (column == column[0]).all():
-            return (
-                f"{name}: column {i} is constant over {len(array)} rows, expected continuous "
-                "numbers; leave it out."
-            )
         if found := repetition(column):
             return (
-                f"{name}: column {i} {found}, expected continuous numbers; add noise or use a "
-                "plug-in estimator for discrete data."
+                f"{name}: column {i} {found}, expected continuous numbers; leave out a constant, "
+                "add noise to discrete data or use a plug-in estimator for it."
             )
     return None
 
@@ -305,7 +289,7 @@ def ksg(x: ArrayLike, y: ArrayLike, neighbours: int = 3) -> float:
     In more than a few dimensions the estimate is too small: neighbours are far away. Pairs of
     scalars are left to scikit-learn. The norm weighs coordinates by their scale, so they are
     brought to unit variance first; monotone maps, such as normal scores
-    (:class:`ood_osdre.tasks.dependence.NormalScores`), are the caller's.
+    (:class:`ood_osdre.tasks.features.NormalScores`), are the caller's.
 
     Arguments:
         x: The first variable, with shape :math:`(n)` or :math:`(n, d_x)`.

@@ -91,16 +91,11 @@ def repetition(column: Array) -> str | None:
 
 
 def check_rows(name: str, x: Array, least: int = LEAST_ROWS) -> None:
-    r"""Refuses rows that no density can be fitted to.
-
-    Arguments:
-        name: What to call them in errors.
-        x: The rows, with shape :math:`(N, d)`.
-        least: The least number of rows; twice the columns are needed in any case.
+    r"""Refuses rows, :math:`(N, d)`, that no density can be fitted to.
 
     Raises:
-        UserError: If there are too few of them, or a column is constant, a linear function of
-            others, or of a size that has no variance in double precision.
+        UserError: If there are fewer than `least` or twice the columns, or a column is constant, a
+            linear function of others, or of a size that has no variance in double precision.
     """
     if problem := _obstacle(x, max(least, 2 * x.shape[1])):
         raise UserError(f"{name}: {problem}.")
@@ -269,5 +264,5 @@ class Parts(NamedTuple):
     def whitened(self) -> "Parts":
         r"""Returns the parts in coordinates in which the training part has no correlations."""
         forward = Whitening.of(self.train)
-        train, val, test = map(forward, self[:3])
+        train, val, test = (forward(x) for x in (self.train, self.val, self.test))
         return Parts(train, val, test, self.log_volume + forward.log_volume)

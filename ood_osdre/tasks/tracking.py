@@ -1,18 +1,18 @@
 r"""Watches a stream: how far it has come from a reference, and when to raise an alarm.
 
 **A refitted ratio** estimates the divergence :math:`\mathrm{KL}(p_t \| p_0)` of a stream from a
-fixed reference. :class:`KLTracker` refits one at every step, from the last step's weights.
+fixed reference: :class:`KLTracker`.
 
-**A fixed detector** tells less. With :math:`\log r = \log p_1 / p_0` and inputs from a current
-distribution :math:`q`,
+**A fixed detector** :math:`\log r = \log p_1 / p_0` tells less: :class:`DriftMonitor`. Of inputs
+from a current distribution :math:`q` it gives
 
 .. math:: \mathbb{E}_q[\log r] = \mathrm{KL}(q \| p_0) - \mathrm{KL}(q \| p_1) \, ,
 
-the *divergence difference*: how much closer the stream is to the ID data than to the reference. At
-:math:`q = p_1` it is :math:`\mathrm{KL}(p_1 \| p_0)`, and it falls as the stream drifts away from
-the ID data. It is not the divergence of the stream from anything. :class:`DriftMonitor` reports it.
+the *divergence difference*: how much closer the stream is to the ID data than to the reference. It
+is :math:`\mathrm{KL}(p_1 \| p_0)` at first and falls as the stream drifts away from the ID data,
+but is not the divergence of the stream from anything.
 
-**The alarm** of :class:`DriftMonitor` rests on ranks. As long as stream and calibration scores are
+**The alarm** rests on ranks. As long as stream and calibration scores are
 exchangeable, the rank of each new score among all scores so far, with ties broken at random, gives
 p-values that are independent and uniform (conformal prediction, online). A change makes them pile
 up somewhere. For every density :math:`f` on :math:`[0, 1]` chosen before the p-value is seen, the
@@ -28,9 +28,8 @@ down.
 
 References:
     | Algorithmic Learning in a Random World (Vovk et al., 2005)
-    | Retrain or not retrain: conformal test martingales for change-point detection (Vovk et al.,
-      2021)
-    | https://arxiv.org/abs/2102.10439
+    | Retrain or not retrain: conformal test martingales for change-point detection
+    | (Vovk et al., 2021) https://arxiv.org/abs/2102.10439
 """
 
 __all__ = ["QUADRATIC", "DriftMonitor", "DriftReport", "KLTracker", "Tracked"]
@@ -62,13 +61,11 @@ QUADRATIC = FitOptions(backbone="block_quadratic", block=1, lr=0.3, steps=400)
 
 # The points of a function that estimate a step's divergence, and its history.
 HELD_OUT, WATCHED = 50_000, 1_000
-# With fewer points a step's estimate would be all noise.
-LEAST_WINDOW = 200
-# Of a window, and of a reference that is an array, this share is held out for the estimate.
-SHARE = 0.25
+# With fewer points a step's estimate would be all noise; the share of them that is held out for it.
+LEAST_WINDOW, SHARE = 200, 0.25
 
 # The shifts of the normal score, in standard deviations, that the statistic bets on.
-SHIFTS = (-2.0, -1.0, -0.5, -0.25, 0.25, 0.5, 1.0, 2.0)
+SHIFTS = np.array([-2.0, -1.0, -0.5, -0.25, 0.25, 0.5, 1.0, 2.0])
 LEAST_CALIBRATION = 50
 # Larger numbers are no log-ratios: their squares, and so a standard error, would overflow.
 LARGEST = 1e150
@@ -95,8 +92,8 @@ class Tracked(NamedTuple):
 class KLTracker:
     r"""Tracks :math:`\mathrm{KL}(p_t \| p_0)` by refitting a ratio from step to step.
 
-    What is estimated is :math:`\mathbb{E}_{p_t}[\log p_t / p_0]`, in nats, on points that training
-    did not draw.
+    A ratio starts from the last step's weights. What is estimated is
+    :math:`\mathbb{E}_{p_t}[\log p_t / p_0]`, in nats, on points that training did not draw.
 
     Arguments:
         dim: The dimension :math:`d`.
@@ -110,8 +107,7 @@ class KLTracker:
             and a generator.
 
     Raises:
-        UserError: If the method or an option is unknown, or the reference is too small, of another
-            dimension, masked, or not finite.
+        UserError: If the method, an option or the reference is not as described.
 
     Example:
         >>> tracker = KLTracker(2, options={"steps": 20, "backbone": "quadratic"})
@@ -134,11 +130,7 @@ class KLTracker:
         self.options = fit_options(options, QUADRATIC)
         self.fit: RatioFit | None = None
         self.steps = 0
-        self._reference: _Source | None = None
-        if callable(reference):
-            self._reference = _Source(reference, None)
-        elif reference is not None:
-            self._reference = self._source("reference", reference)
+        self._reference = None if reference is None else self._source("reference", reference)
 
     def update(self, current: DrawPairs | ArrayLike) -> Tracked:
         r"""Refits to the current distribution and estimates its divergence on held-out points.
@@ -153,19 +145,13 @@ class KLTracker:
                 least 200, for a tracker with a reference; or a function that draws points of
                 :math:`p_0` and of :math:`p_t`, see :func:`ood_osdre.tasks.fit.fit_ratio`.
 
-        Returns:
-            The divergence with what is known of it.
-
         Raises:
-            UserError: If the window is too small, masked, of another dimension, or not finite, or
-                what a function draws is not as described.
+            UserError: If the window is masked, not finite or not as described.
         """
         options = self.options.replace(seed=self.options.seed + self.steps)
         generator = step_generator(options.seed, Stream.TEST, 0, options.device)
-        many: tuple[Tensor, Tensor] | None = None
         if callable(current):
-            draw_pairs = current
-            few = draw_pairs(WATCHED, generator)
+            draw_pairs, few, many = current, current(WATCHED, generator), None
         else:
             assert self._reference is not None, "a window is compared to a 'reference'"
             reference, window = self._reference, self._source("window", current)
@@ -178,9 +164,7 @@ class KLTracker:
         def watch(fit: RatioFit) -> dict[str, float]:
             return {"estimate": divergence(fit, *few)}
 
-        self.fit = fit_ratio(
-            self.method, draw_pairs, self.dim, options, initial=self.fit, watch=watch
-        )
+        self.fit = fit_ratio(self.method, draw_pairs, self.dim, options, self.fit, watch=watch)
         self.steps += 1
         many = draw_pairs(HELD_OUT, generator) if many is None else many
         value = divergence(self.fit, *many)
@@ -197,7 +181,9 @@ class KLTracker:
         history = [(h["step"] / options.steps, h["estimate"]) for h in self.fit.history]
         return Tracked(value, history, self.fit.seconds, error)
 
-    def _source(self, name: str, values: ArrayLike) -> "_Source":
+    def _source(self, name: str, values: ArrayLike | Sampler) -> "_Source":
+        if callable(values):
+            return _Source(values, None)
         device = self.options.device
         rows = read_rows(name, values, self.dim, LEAST_WINDOW)
         points = torch.as_tensor(rows, dtype=torch.get_default_dtype()).to(device)
@@ -213,7 +199,7 @@ class KLTracker:
 
 
 class _Source(NamedTuple):
-    r"""Where points of one distribution come from; held-out ones of a function are fresh."""
+    r"""Where points of a distribution come from; held-out ones of a function are fresh."""
 
     draw: Sampler
     kept: Tensor | None
@@ -233,8 +219,7 @@ class DriftReport(NamedTuple):
         baseline: The same mean over the calibration inputs.
         statistic: The statistic :math:`R_n`.
         alarm: The number of inputs after which the alarm was raised; None if it has not been.
-        start: Where the change most likely began, by the statistic that crossed: the inputs before
-            it; None without an alarm.
+        start: The number of inputs before the most likely start of the change; None likewise.
     """
 
     inputs: int
@@ -261,8 +246,7 @@ class DriftMonitor:
 
     Raises:
         UserError: If there are fewer than 50 calibration inputs, one is masked, a log-ratio is not
-            finite or beyond 1e150 nats, `run_length` is not above 1 and finite, or `window` below
-            1.
+            finite or beyond 1e150 nats, or `run_length` or `window` is out of range.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -287,12 +271,8 @@ class DriftMonitor:
                 "above 1 and at least 1."
             )
         self._log_ratio = log_ratio
-        self.run_length = float(run_length)
-        self._latest: deque[float] = deque(maxlen=window)
+        self.run_length, self.window = float(run_length), window
         self._rng = np.random.default_rng(seed)
-        self._logs = np.full(len(SHIFTS), -math.inf)
-        self._starts = np.zeros(len(SHIFTS), dtype=np.int64)
-        self._cusum = np.zeros(len(SHIFTS))
         self.count = 0
         self.restart(calibration)
 
@@ -305,11 +285,10 @@ class DriftMonitor:
             inputs: A batch that the detector takes.
 
         Returns:
-            The state after the batch. `alarm` counts inputs, not batches.
+            The state after the batch.
 
         Raises:
-            UserError: If the batch is empty or masked, or a log-ratio is not finite or beyond
-                1e150 nats.
+            UserError: If the batch is empty or masked, or a log-ratio is not finite.
         """
         for score in self._scores("stream", inputs, 1):
             self.count += 1
@@ -319,24 +298,14 @@ class DriftMonitor:
         return self.report()
 
     def report(self) -> DriftReport:
-        r"""Returns the state of the stream.
-
-        Raises:
-            UserError: If there has been no input.
-        """
+        r"""Returns the state of the stream, of which there has to be some input."""
         if not self._latest:
             raise UserError("stream: got no inputs, expected at least one before a report.")
         scores = np.array(self._latest)
+        mean = float(scores.mean())
         error = float(scores.std(ddof=1)) / math.sqrt(len(scores)) if len(scores) > 1 else 0.0
-        return DriftReport(
-            self.count,
-            float(scores.mean()),
-            error,
-            self.baseline,
-            self.statistic,
-            self.alarm,
-            self.start,
-        )
+        alarm = self.alarm, self.start
+        return DriftReport(self.count, mean, error, self.baseline, self.statistic, *alarm)
 
     @property
     def statistic(self) -> float:
@@ -344,33 +313,22 @@ class DriftMonitor:
         return float(np.exp(self._logs).mean())
 
     def restart(self, calibration: object) -> None:
-        r"""Starts again after an alarm, from inputs of the new normal.
-
-        Arguments:
-            calibration: The new calibration inputs.
-
-        Raises:
-            UserError: As the constructor.
-        """
+        r"""Starts again after an alarm, from inputs of the new normal, checked as the first."""
         scores = self._scores("calibration", calibration, LEAST_CALIBRATION)
         self.baseline = float(scores.mean())
         self._sorted = sorted(scores.tolist())
-        self._latest.clear()
-        self._logs[:] = -math.inf
-        self._cusum[:] = 0.0
-        self._starts[:] = self.count
+        self._latest: deque[float] = deque(maxlen=self.window)
+        self._logs = np.full(len(SHIFTS), -math.inf)
+        self._cusum = np.zeros(len(SHIFTS))
+        self._starts = np.full(len(SHIFTS), self.count)
         self.alarm: int | None = None
         self.start: int | None = None
 
     def _scores(self, name: str, inputs: object, least: int) -> NDArray[np.float64]:
         refuse_mask(name, inputs)
         scores = read_rows(f"{name} scores", self._log_ratio(inputs), 1, least)[:, 0]
-        large = int((np.abs(scores) > LARGEST).sum())
-        if large:
-            raise UserError(
-                f"{name} scores: {large} of {len(scores)} are beyond {LARGEST:g} in size, "
-                "expected log-ratios in nats."
-            )
+        if (largest := np.abs(scores).max()) > LARGEST:
+            raise UserError(f"{name} scores: got {largest:.3g}, expected log-ratios in nats.")
         return scores
 
     def _step(self, score: float) -> None:
@@ -379,8 +337,7 @@ class DriftMonitor:
         # The rank among all scores so far, its own included, spread over ties and within a rank.
         p = (left + self._rng.random() * (right - left)) / len(self._sorted)
         z = float(ndtri(min(max(p, 1e-12), 1 - 1e-12)))
-        shifts = np.array(SHIFTS)
-        bets = shifts * z - shifts**2 / 2
+        bets = SHIFTS * z - SHIFTS**2 / 2
         self._logs = np.logaddexp(0.0, self._logs) + bets
         # For the start of the change, the CUSUM of the same bets: since its last zero.
         self._cusum = np.maximum(self._cusum + bets, 0.0)

@@ -23,8 +23,8 @@ from ...models.ratio import DirectRatio, OneStepRatio, RatioModel
 from ...models.time_conditioned import TimeConditionedMLP, TimeConditionedRatio
 from ...objectives.base import Objective
 from ..features import OrthonormalBasis
-from ..gaussians import isotropic
 from ..methods import METHODS, Context, Method, likelihood
+from ..partition import isotropic
 
 # The variance of the proposal, relative to the mean square of a coordinate of the data.
 WIDENING = 1.3
