@@ -58,9 +58,11 @@ def read_rows(name: str, values: object, columns: int | None = None, least: int 
         if isinstance(values, Tensor):
             values = values.detach().cpu()
             values = (values if values.is_complex() else values.double()).numpy()
-        rows = check_array(
-            values, dtype="numeric", ensure_2d=False, ensure_min_samples=least, input_name=name
-        ).astype(np.float64, casting="same_kind")  # dates are no numbers
+        with np.errstate(over="ignore", invalid="ignore"):  # it sums numbers of any size
+            rows = check_array(
+                values, dtype="numeric", ensure_2d=False, ensure_min_samples=least, input_name=name
+            )
+        rows = rows.astype(np.float64, casting="same_kind")  # dates are no numbers
         rows = rows[:, None] if rows.ndim == 1 else rows
         problem = "" if columns in (None, rows.shape[1]) else f"got shape {rows.shape}"
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
