@@ -2,6 +2,7 @@ r"""Tests of densities from ratios: the likelihood, the suites and their command
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -135,6 +136,13 @@ def test_planar_likelihood_is_normalised_and_close() -> None:
 
 
 @pytest.fixture
+def quick_masses(monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = partial(normal_reference.annealed_mass, chains=64, levels=50)
+    monkeypatch.setattr(normal_reference, "annealed_mass", quick)
+    monkeypatch.setattr(normal_reference, "DRAWS", 1000)
+
+
+@pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planar_suite, "SIZE", 41)
     monkeypatch.setattr(planar_suite, "PIXELS", 32)
@@ -191,8 +199,7 @@ def test_whitening_keeps_densities() -> None:
 
 
 @pytest.mark.parametrize("whiten", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_rows_of_the_tabular_suite(whiten: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(normal_reference, "DRAWS", 2000)
+def test_rows_of_the_tabular_suite(whiten: bool, quick_masses: None) -> None:
     options = tables_density.OPTIONS.replace(steps=20, batch_size=64, features=8, depth=1, lr=0.01)
     (row,) = estimate_table(TableJob("iris", "os-dre-likelihood", options, None, whiten))
     assert row["dim"] == 4
@@ -227,8 +234,7 @@ def test_which_mass_is_trusted(
     assert normal_reference.trusted(importance, annealed) == chosen
 
 
-def test_solver_rows_of_the_tabular_suite(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(normal_reference, "DRAWS", 500)
+def test_solver_rows_of_the_tabular_suite(quick_masses: None) -> None:
     options = tables_density.OPTIONS.replace(steps=3, batch_size=32, features=8, depth=1)
     rows = estimate_table(TableJob("wine", "d3re", options, None, False))
     assert [row["evaluations"] for row in rows] == [10, 50]
@@ -305,11 +311,13 @@ def test_bits_of_the_gaussian_are_those_of_its_log_density() -> None:
 
 
 def test_images_by_the_command(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    quick_masses: None,
 ) -> None:
     monkeypatch.setattr(images, "OPTIONS", images.OPTIONS.replace(features=8, batch_size=32))
     monkeypatch.setattr(images, "COPIES", 1)
-    monkeypatch.setattr(normal_reference, "DRAWS", 200)
     arguments = ["density", "--suite", "images", "--methods", "os-dre-likelihood", "--steps", "2"]
     assert main([*arguments, "--quiet", "--out", str(tmp_path)]) == 0
     assert "| digits | 64 | OS-DRE (likelihood) | rq |" in capsys.readouterr().out
@@ -322,7 +330,9 @@ def test_images_by_the_command(
     assert ours["normalised_bits"] == pytest.approx(gaussian["normalised_bits"], abs=0.1)
 
 
-def test_images_of_a_data_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_of_a_data_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick_masses: None
+) -> None:
     # Independent levels with a known entropy: 4 of 256, equally likely.
     rng = np.random.default_rng(0)
     names = [f"mnist/{i}.png" for i in range(400)]

@@ -26,7 +26,7 @@ def generator(seed: int = 0) -> torch.Generator:
 @pytest.mark.parametrize("name", PLANAR_SETS)
 def test_density_integrates_to_one(name: str) -> None:
     # Cells of the grid end at even numbers, where the checkerboard's squares do.
-    half, size = 6.0, 150
+    half, size = 6.0, 120
     step = 2 * half / size
     if name == "tree":  # finer than a grid would afford
         log_mass = importance_mass(
@@ -47,7 +47,7 @@ def test_density_integrates_to_one(name: str) -> None:
 @pytest.mark.parametrize("name", PLANAR_SETS)
 def test_samples_follow_the_density(name: str) -> None:
     # Every cell's count against the integral of the density, by random points in the cell.
-    n, half, inner = 40_000, 4.0, 100
+    n, half, inner = 20_000, 4.0, 100
     bins = 8 if name in ("tree", "2spirals") else 16  # slow densities
     x = planar_set(name).sample(n, generator())
     edges = torch.linspace(-half, half, bins + 1)
