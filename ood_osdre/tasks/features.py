@@ -33,6 +33,7 @@ class NormalScores:
 
     def __init__(self, sample: Tensor, knots: int = 257) -> None:
         assert sample.ndim == 2, "'sample' should have shape (N, d)"
+        assert len(sample) >= 2, "'sample' should have at least 2 rows"
         size = min(knots, len(sample))
         order = sample.double().sort(dim=0).values
         ranks = torch.linspace(0, len(sample) - 1, size).round().long()
