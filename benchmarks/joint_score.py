@@ -46,7 +46,7 @@ from ood_osdre.paths.noises import DDBINoise
 from ood_osdre.paths.schedules import TrigonometricSchedule
 from ood_osdre.paths.times import InverseVarianceWeight, NoiseVarianceWeight
 from ood_osdre.sections import TrainingConfig
-from ood_osdre.tasks.gaussians import GaussianMixture
+from ood_osdre.tasks.partition import GaussianMixture
 from ood_osdre.training.batches import Stream, step_generator
 from ood_osdre.training.trainer import Trainer
 

@@ -24,16 +24,17 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from ood_osdre.errors import UserError, exit_status, one_line
-from ood_osdre.tasks.dependence import NormalScores
+from ood_osdre.tasks.features import NormalScores
 from ood_osdre.tasks.fit import FitOptions
 from ood_osdre.tasks.information import (
     DEFAULTS,
     LEAST_ROWS,
-    check_method,
+    LOG_RATIO_METHODS,
     check_variables,
     ksg,
     mutual_information,
 )
+from ood_osdre.tasks.methods import check_method
 from ood_osdre.tasks.suites.reports import Row, announce, write_report
 
 # What a file that is damaged, or no sample, is known to raise.
@@ -131,7 +132,7 @@ def run(args: argparse.Namespace) -> int:
     if args.add_ksg is not None:
         table, config = add_ksg(args.add_ksg, args.samples)
     else:
-        check_method(args.method)
+        check_method(args.method, LOG_RATIO_METHODS)
         options = DEFAULTS.replace(steps=args.steps)
         if args.rows is not None and args.rows < LEAST_ROWS:
             raise UserError(f"--rows: got {args.rows}, expected at least {LEAST_ROWS}.")

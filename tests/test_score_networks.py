@@ -23,7 +23,7 @@ from ood_osdre.paths.noises import DDBINoise
 from ood_osdre.paths.schedules import TrigonometricSchedule
 from ood_osdre.paths.times import InverseVarianceWeight, NoiseVarianceWeight
 from ood_osdre.sections import TrainingConfig
-from ood_osdre.tasks.gaussians import GaussianMixture
+from ood_osdre.tasks.partition import GaussianMixture
 from ood_osdre.training.trainer import Trainer
 
 PATH = GaussianPath(TrigonometricSchedule(), DDBINoise(0.05, 0.05))

@@ -1,4 +1,4 @@
-r"""Tests of what the tasks refuse: discrete variables, arrays of other kinds, damaged files."""
+r"""Tests of what the tasks refuse: arrays of other kinds, discrete variables, damaged files."""
 
 import io
 import json
@@ -19,15 +19,14 @@ from torch import Generator, Tensor
 
 from ood_osdre.errors import UserError
 from ood_osdre.resources import find
-from ood_osdre.tasks.dependence import NormalScores
-from ood_osdre.tasks.drift import DriftMonitor
+from ood_osdre.tasks import DriftMonitor, KLTracker, fit_density, mutual_information
+from ood_osdre.tasks.features import NormalScores
 from ood_osdre.tasks.fit import FitOptions, RatioFit, divergence, fit_ratio
-from ood_osdre.tasks.information import DEFAULTS, ksg, mutual_information
-from ood_osdre.tasks.rows import real_values
+from ood_osdre.tasks.information import DEFAULTS, ksg
+from ood_osdre.tasks.rows import read_rows
 from ood_osdre.tasks.suites.tables import load_table
-from ood_osdre.tasks.tracking import KLTracker
 
-FEW = DEFAULTS.replace(steps=10, batch_size=64, features=16)
+FEW = DEFAULTS.replace(steps=3, batch_size=64, backbone="quadratic")
 QUICK = FitOptions(steps=3, backbone="quadratic")
 
 
@@ -42,66 +41,142 @@ def shifted(n: int, generator: Generator) -> tuple[Tensor, Tensor]:
     return x[0], x[1] + 1
 
 
-def one_line(error: pytest.ExceptionInfo[BaseException]) -> bool:
-    return "\n" not in str(error.value)
+def same(x: ArrayLike) -> ArrayLike:
+    return x
+
+
+def refused(name: str, message: str, function: Callable[..., object], *arguments: object) -> None:
+    r"""Checks that what is refused is named in one line that begins with it."""
+    with pytest.raises(UserError, match=f"^{name}.*(?s:{message})") as caught:
+        function(*arguments)
+    assert "\n" not in str(caught.value)
 
 
 X, Y = gauss()
 CLASSES = np.arange(400) % 10
 ZERO_INFLATED = np.where(np.arange(400) < 30, 0.0, X)
 
+#: The public functions of an array of rows, each with the name that it gives to its argument.
+EDGES: dict[str, tuple[str, Callable[[Any], object]]] = {
+    "information of x": ("x", lambda v: mutual_information(v, Y)),
+    "information of y": ("y", lambda v: mutual_information(X, v)),
+    "neighbours": ("x", lambda v: ksg(v, Y)),
+    "density": ("x", fit_density),
+    "reference": ("reference", lambda v: KLTracker(1, reference=v)),
+    "window": ("window", KLTracker(1, reference=X).update),
+    "calibration": ("calibration", lambda v: DriftMonitor(same, v)),
+    "stream": ("stream", DriftMonitor(same, X).update),
+}
+
 
 @pytest.mark.parametrize(
-    ("x", "y", "message"),
+    ("values", "message"),
     [
-        (CLASSES, CLASSES, "x: column 0 has 10 distinct values among 400 rows, expected conti"),
-        (X, np.stack([Y, CLASSES], axis=1), "y: column 1 has 10 distinct values among 400 rows"),
-        (ZERO_INFLATED, Y, "x: column 0 repeats one value in 30 of 400 rows"),
-        (X, np.ones(400), "y: column 0 is constant over 400 rows, .*; leave it out"),
+        (np.r_[np.nan, X[1:]], "NaN; expected finite numbers"),
+        (np.full(400, np.inf), "infinity.*; expected finite numbers"),
+        (np.ma.masked_less(X, 0), "masked"),
+        (X + 1j, "[Cc]omplex"),
+        (torch.complex(torch.tensor(X), torch.tensor(Y)), "[Cc]omplex"),
+        (np.arange(400).astype("M8[s]"), "M8"),
+        ([None, *Y[1:]], "expected finite numbers"),
+        (["a"] * 400, "expected finite numbers"),
+        (pd.DataFrame({"a": range(400), "b": ["x"] * 400}), "'x'; expected finite numbers"),
+        (np.zeros((20, 20, 2)), "dim 3.*; expected finite numbers with shape"),
+        ([], r"shape=\(0,\)"),
+        (np.float64(3.0), "expected finite numbers with shape"),
+    ],
+    ids=lambda v: v if isinstance(v, str) else type(v).__name__,
+)
+@pytest.mark.parametrize("edge", EDGES)
+def test_rows_are_checked_where_they_come_in(edge: str, values: object, message: str) -> None:
+    name, function = EDGES[edge]
+    refused(name, message, function, values)
+
+
+@pytest.mark.parametrize(
+    ("edge", "values", "message"),
+    [
+        ("information of x", X[:199], "199"),
+        ("information of x", X[:300], "got 300 and 400 rows"),
+        ("information of x", CLASSES, "column 0 has 10 distinct values among 400 rows"),
+        ("information of y", np.c_[Y, CLASSES], "column 1 has 10 distinct values"),
+        ("information of x", ZERO_INFLATED, "column 0 repeats one value in 30 of 400 rows"),
+        ("information of y", np.ones(400), "column 0 has 1 distinct values .* constant"),
         (
-            X,
-            np.stack([Y, X], axis=1),
-            "column 0 of x is an increasing function of column 1 of y, .* infinite",
+            "information of x",
+            2 * Y + 1,
+            "column 0 of x is an increasing function of column 0 of y",
         ),
-        (np.ma.masked_less(X, 0), Y, "x: .* values are masked"),
-        (X + 1j, Y, "x: expected numbers, got dtype complex128"),
-        (torch.complex(torch.tensor(X), torch.tensor(Y)), Y, "x: expected numbers"),
-        (X, np.arange(400).astype("M8[s]"), "y: expected numbers, got dtype datetime64"),
-        (X, [None, *Y[1:]], "y: 1 of 400 rows hold NaN|y: expected numbers"),
+        ("information of y", np.c_[Y, -(X**3)], "a decreasing function of column 1 .* infinite"),
+        ("neighbours", X[1:], "got 399 and 400 rows"),
+        ("reference", X[:199], "199"),
+        ("window", X[:199], "199"),
+        ("window", np.c_[X, Y], r"got shape \(400, 2\); .* \(n, 1\)"),
+        ("calibration", X[:49], "49"),
+        ("calibration", np.c_[X, Y], r"got shape \(400, 2\); .* \(n, 1\)"),
+        ("calibration", np.full(99, 1.7e308), "got 1.7e\\+308, expected log-ratios in nats"),
     ],
 )
-def test_information_refuses(x: ArrayLike, y: ArrayLike, message: str) -> None:
-    with pytest.raises(UserError, match=message) as caught:
-        mutual_information(x, y)
-    assert one_line(caught)
+def test_rows_that_do_not_serve(edge: str, values: object, message: str) -> None:
+    name = "x and y" if "function" in message or "and" in message else EDGES[edge][0]
+    refused(name, message, EDGES[edge][1], values)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error"),
+    ("function", "message"),
     [
-        ({"method": None}, TypeError),
-        ({"options": 3}, TypeError),
-        ({"level": "a"}, TypeError),
-        ({"level": math.nan}, ValueError),
+        (lambda: mutual_information(X, Y, level=1.0), "level: got 1.0"),
+        (lambda: mutual_information(X, Y, level=math.nan), "level: got nan"),
+        (lambda: mutual_information(X, Y, options=3), "options: got 3"),
+        (lambda: mutual_information(X, Y, options={"batch": 7}), "options: unknown key 'batch'"),
+        (lambda: mutual_information(X, Y, None), "method: got None"),
+        # Their critics are no log-ratios.
+        (lambda: mutual_information(X, Y, "infonce"), "method: .* expected one of os-dre,.* nwj"),
+        (lambda: mutual_information(X, Y, "mine"), "method: got 'mine'"),
+        (lambda: KLTracker(2, "osdre"), r"method: got 'osdre' \(did you mean 'os-dre'"),
+        (lambda: fit_ratio("osdre", shifted, 2), "method: got 'osdre'"),
+        (lambda: fit_ratio("os-dre", shifted, 2, {"steps": 0}), "options: steps: got 0"),
+        (lambda: ksg(X[:3], Y[:3]), "x: .*3 sample.*; .* at least 4"),
+        (lambda: DriftMonitor(same, X, run_length=math.nan), "run_length .* got nan"),
+        (lambda: DriftMonitor(same, X, run_length=math.inf), "run_length .* got inf"),
+        (lambda: DriftMonitor(same, X, run_length=1), "run_length .* got 1"),
+        (lambda: DriftMonitor(same, X, window=0), "run_length and window: .* 0,"),
+        (lambda: DriftMonitor(same, X).report(), "stream: got no inputs"),
+        # A detector may drop a mask, or make one.
+        (lambda: DriftMonitor(np.asarray, np.ma.masked_less(X, 0)), "calibration: .* masked"),
+        (
+            lambda: DriftMonitor(lambda x: np.ma.masked_less(x, 0), X),
+            "calibration scores: .* mask",
+        ),
     ],
 )
-def test_information_refuses_arguments(arguments: dict[str, Any], error: type[Exception]) -> None:
-    with pytest.raises(error, match=f"'{next(iter(arguments))}' should be"):
-        mutual_information(X, Y, **arguments)
+def test_arguments_are_refused(function: Callable[[], object], message: str) -> None:
+    refused(message, "", function)
 
 
-def test_rounded_numbers_are_continuous_enough() -> None:
+def test_refused_updates_leave_the_monitor_as_it_is() -> None:
+    monitor = DriftMonitor(same, torch.tensor(X, requires_grad=True))
+    before = monitor.update(torch.tensor(Y).bfloat16())
+    for inputs in (np.ma.masked_less(Y, 0), Y * 1e200, Y[:0], np.r_[1.0, np.nan]):
+        refused("stream", "", monitor.update, inputs)
+    assert monitor.report() == before
+
+
+def test_rows_of_any_kind() -> None:
+    for values in (
+        X,
+        X.tolist(),
+        np.ma.array(X),
+        pd.Series(X),
+        pd.DataFrame({"a": X}),
+        X[:, None],
+    ):
+        np.testing.assert_array_equal(read_rows("x", values), X[:, None])
+    half = torch.tensor(X).bfloat16().requires_grad_()
+    np.testing.assert_array_equal(read_rows("x", half)[:, 0], half.detach().double().numpy())
+    np.testing.assert_array_equal(read_rows("x", [[True, 2]]), [[1.0, 2.0]])
     # Two decimals: some values repeat, none of them often.
     assert math.isfinite(mutual_information(X.round(2), Y, options=FEW).nats)
-
-
-def test_a_mask_that_hides_nothing_and_any_real_tensor() -> None:
-    expected = mutual_information(X, Y, options=FEW)
-    tensor = torch.tensor(X, requires_grad=True)
-    assert mutual_information(np.ma.array(X), Y, options=FEW) == expected
-    assert mutual_information(tensor, Y, options=FEW) == expected
-    half = torch.tensor(X).bfloat16()
-    np.testing.assert_array_equal(real_values("x", half), half.double().numpy())
 
 
 def test_information_of_numbers_at_the_ends_of_double_precision() -> None:
@@ -133,93 +208,20 @@ def test_nearest_neighbours_of_any_scale() -> None:
     assert expected > 0.3
 
 
-@pytest.mark.parametrize(
-    ("x", "y", "message"),
-    [
-        (np.r_[np.nan, X[1:]], Y, "x: 1 of 400 rows hold NaN"),
-        (X, np.full(400, np.inf), "y: 400 of 400 rows hold NaN or infinity"),
-        ([], [], "'x' should have shape"),
-        (X, Y[1:], "got 400 and 399 rows and 3"),
-        (np.ma.masked_less(X, 0), Y, "x: .* values are masked"),
-        (X, Y + 1j, "y: expected numbers, got dtype complex128"),
-    ],
-)
-def test_nearest_neighbours_refuse(x: ArrayLike, y: ArrayLike, message: str) -> None:
-    with pytest.raises(ValueError, match=message) as caught:
-        ksg(x, y)
-    assert one_line(caught)
-    with pytest.raises(TypeError, match="'neighbours' should be a whole number"):
-        ksg(X, Y, 2.5)  # type: ignore[arg-type]
-
-
-def same(x: ArrayLike) -> ArrayLike:
-    return x
-
-
-class Scored:
-    r"""A detector, which is no function itself."""
-
-    score = staticmethod(same)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"run_length": math.nan}, ValueError, "'run_length' should be more than 1"),
-        ({"run_length": math.inf}, ValueError, "'run_length' should be .* finite"),
-        ({"run_length": "9"}, TypeError, "'run_length' should be a number"),
-        ({"window": 2.5}, TypeError, "'window' should be a whole number"),
-        ({"log_ratio": "a.pt"}, TypeError, r"'log_ratio' .* such as detector\.score, got str"),
-        ({"log_ratio": Scored()}, TypeError, r"such as detector\.score, got Scored"),
-        ({"calibration": X[:0]}, UserError, "calibration: got no inputs, expected at least one"),
-        ({"calibration": np.full(99, 1.7e308)}, UserError, "calibration scores: 99 of 99 are bey"),
-        ({"calibration": np.ma.masked_less(X, 0)}, UserError, "calibration: got a masked array"),
-        ({"calibration": X + 1j}, UserError, "calibration scores: expected numbers"),
-    ],
-)
-def test_monitor_refuses(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message) as caught:
-        DriftMonitor(**{"log_ratio": same, "calibration": X, **arguments})
-    assert one_line(caught)
-
-
-def test_monitor_refuses_updates_and_goes_on() -> None:
-    monitor = DriftMonitor(same, torch.tensor(X, requires_grad=True))
-    before = monitor.update(torch.tensor(Y).bfloat16())
-    for inputs in (np.ma.masked_less(Y, 0), Y * 1e200, Y[:0]):
-        with pytest.raises(UserError, match="stream"):
-            monitor.update(inputs)
-        with pytest.raises(UserError, match=r"stream scores: .* masked"):
-            DriftMonitor(lambda x: np.ma.masked_less(x, -5), X).update(Y - 9)
-    assert monitor.report() == before
-
-
-def test_tracker_refuses_masks() -> None:
-    with pytest.raises(UserError, match=r"reference: .* masked"):
-        KLTracker(1, reference=np.ma.masked_less(X[:, None], 0))
-
-
 @pytest.fixture(scope="module")
 def fit() -> RatioFit:
     return fit_ratio("infonce", shifted, 2, QUICK)
 
 
-def test_points_of_another_dimension_are_refused(fit: RatioFit) -> None:
-    for points in (torch.zeros(5, 1), torch.zeros(5, 3), torch.zeros(2)):
-        with pytest.raises(ValueError, match=r"shape \(N, 2\), got"):
+def test_points_of_another_shape_are_refused(fit: RatioFit) -> None:
+    for points in (torch.zeros(5, 1), torch.zeros(5, 3), torch.zeros(2), np.zeros((5, 2))):
+        with pytest.raises(ValueError, match=r"^x: got .*, expected .* \(N, 2\)"):
             fit.log_ratio(points)
-        with pytest.raises(ValueError, match=r"'held_out' should give .* shape \(.*, 2\), got"):
-            fit_ratio("os-dre", shifted, 2, QUICK, held_out=(points, points))
-    with pytest.raises(TypeError, match="should be a tensor, got ndarray"):
-        fit.log_ratio(np.zeros((5, 2)))  # type: ignore[arg-type]
-    for points in (torch.zeros(0, 2), torch.full((5, 2), torch.nan)):
-        with pytest.raises(ValueError, match="held_out"):
-            fit_ratio("os-dre", shifted, 2, QUICK, held_out=(points, points))
-    with pytest.raises(ValueError, match="got 0 and 5"):
-        divergence(fit, torch.zeros(0, 2), torch.zeros(5, 2))
-    with pytest.raises(ValueError, match="got 5 and 0"):
-        divergence(fit, torch.zeros(5, 2), torch.zeros(0, 2))
-    assert math.isfinite(divergence(fit, torch.zeros(9, 2), torch.zeros(5, 2)))
+    empty, five = torch.zeros(0, 2), torch.zeros(5, 2)
+    for pair in ((empty, five), (five, empty)):
+        with pytest.raises(ValueError, match=f"got {len(pair[0])} and {len(pair[1])}"):
+            divergence(fit, *pair)
+    assert math.isfinite(divergence(fit, torch.zeros(9, 2), five))
 
 
 def nan(n: int, generator: Generator) -> tuple[Tensor, Tensor]:
@@ -229,37 +231,61 @@ def nan(n: int, generator: Generator) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("draw", "message"),
+    ("draw", "found"),
     [
-        (lambda n, g: torch.zeros(n, 2), "two tensors, got 1: Tensor"),
-        (lambda n, g: None, "two tensors, got 1: NoneType"),
-        (lambda n, g: (np.zeros((n, 2)), np.zeros((n, 2))), "two tensors, got 2: ndarray"),
-        (lambda n, g: torch.zeros(3, n, 2).unbind(), "two tensors, got 3"),
-        (lambda n, g: (torch.zeros(n, 3), torch.zeros(n, 2)), r"\(8192, 2\), got \(8192, 3\)"),
-        (lambda n, g: (torch.zeros(n), torch.zeros(n)), r"\(8192, 2\), got \(8192,\)"),
-        (lambda n, g: (torch.zeros(n, 2), torch.zeros(n - 1, 2)), r"and \(8191, 2\)"),
-        (lambda n, g: (torch.zeros(n, 2).long(),) * 2, "floating-point points, got torch.int64"),
-        (lambda n, g: (torch.zeros(n, 2, device="meta"),) * 2, "points on cpu, got meta"),
-        (nan, "draw_pairs: 1 of 8192 points of p_1 are not finite"),
+        (lambda n, g: torch.zeros(n, 2), r"\(8192, 2\) torch.float64 on cpu"),
+        (lambda n, g: None, "NoneType"),
+        (lambda n, g: (np.zeros((n, 2)), np.zeros((n, 2))), "ndarray, ndarray"),
+        (lambda n, g: torch.zeros(3, n, 2).unbind(), r"\(8192, 2\) .*, .*, "),
+        (lambda n, g: (torch.zeros(n, 3), torch.zeros(n, 2)), r"\(8192, 3\)"),
+        (lambda n, g: (torch.zeros(n, 1), torch.zeros(n, 1)), r"\(8192, 1\)"),
+        (lambda n, g: (torch.zeros(n), torch.zeros(n)), r"\(8192,\)"),
+        (lambda n, g: (torch.zeros(n, 2), torch.zeros(n - 1, 2)), r"\(8191, 2\)"),
+        (lambda n, g: (torch.zeros(n, 2).long(),) * 2, "torch.int64"),
+        (lambda n, g: (torch.zeros(n, 2, device="meta"),) * 2, "on meta"),
+        (nan, "1 of 8192 points of p_1 not finite"),
     ],
 )
-def test_pairs_are_checked_once(draw: Callable[..., Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message) as caught:
-        fit_ratio("os-dre", draw, 2, QUICK)
-    assert one_line(caught)
+def test_what_a_function_draws_is_checked_once(draw: Callable[..., Any], found: str) -> None:
+    expected = r"expected two finite .* \(8192, 2\) on cpu"
+    refused(f"draw_pairs: got .*{found}", expected, fit_ratio, "os-dre", draw, 2, QUICK)
 
 
-def test_arguments_of_a_fit(fit: RatioFit) -> None:
-    with pytest.raises(ValueError, match="'dim' should be at least 1, got 0"):
-        fit_ratio("os-dre", shifted, 0, QUICK)
-    with pytest.raises(TypeError, match="'method' should be"):
-        fit_ratio(None, shifted, 2, QUICK)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="'initial' is a fit by InfoNCE, not by Logistic"):
-        fit_ratio("logistic", shifted, 2, QUICK, initial=fit)
-    with pytest.raises(ValueError, match="'initial' is a fit in 2 dimensions, not in 3"):
-        fit_ratio("infonce", shifted, 3, QUICK, initial=fit)
-    with pytest.raises(ValueError, match="'initial' is a fit with backbone 'quadratic'"):
-        fit_ratio("infonce", shifted, 2, QUICK.replace(backbone="mlp"), initial=fit)
+def test_a_reference_that_draws_something_else_is_refused() -> None:
+    for draw in (lambda n, g: np.zeros((n, 2)), lambda n, g: torch.zeros(n, 1)):
+        tracker = KLTracker(2, reference=draw)
+        refused("draw_pairs: got ", r"\(8192, 2\)", tracker.update, np.c_[X, Y])
+
+
+@pytest.mark.parametrize(
+    "points", [torch.zeros(5, 3), torch.zeros(2), torch.zeros(0, 2), torch.full((5, 2), math.nan)]
+)
+def test_held_out_points_are_checked(points: Tensor) -> None:
+    with pytest.raises(UserError, match="held_out: got"):
+        fit_ratio("os-dre", shifted, 2, QUICK, held_out=(points, points))
+
+
+@pytest.mark.parametrize(
+    ("method", "dim", "options", "message"),
+    [
+        ("logistic", 2, QUICK, "method InfoNCE, expected Logistic"),
+        ("infonce", 3, QUICK, "dim 2, expected 3"),
+        ("infonce", 2, QUICK.replace(backbone="mlp"), "backbone quadratic, expected mlp"),
+    ],
+)
+def test_a_fit_of_another_kind_is_no_start(
+    fit: RatioFit, method: str, dim: int, options: FitOptions, message: str
+) -> None:
+    refused("initial: got a fit with ", message, fit_ratio, method, shifted, dim, options, fit)
+
+
+def test_a_loss_that_is_not_finite_is_told() -> None:
+    def broken(n: int, generator: Generator) -> tuple[Tensor, Tensor]:
+        x_0, x_1 = shifted(n, generator)  # the first draw is whole, and only that is checked
+        return x_0, torch.where(torch.tensor(n < 8192), torch.nan, x_1)
+
+    with pytest.raises(UserError, match="not finite"):
+        fit_ratio("os-dre", broken, 2, QUICK)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -282,11 +308,6 @@ def test_a_fit_needs_no_mode(mode: Callable[[], Any]) -> None:
     torch.testing.assert_close(found.log_ratio(points), expected)
 
 
-def raw(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content)
-
-
 def saved(save: Callable[..., None], *arrays: ArrayLike) -> bytes:
     buffer = io.BytesIO()
     save(buffer, *arrays)
@@ -294,11 +315,12 @@ def saved(save: Callable[..., None], *arrays: ArrayLike) -> bytes:
 
 
 WHOLE = saved(np.save, np.zeros((20, 8)))
+GAS = pd.DataFrame(np.random.default_rng(0).normal(size=(50, 5)), columns=[*"abcde"])
+LABELLED = GAS.rename(columns={"a": "Meth", "b": "Eth", "c": "Time"})
+ROWS = "# label,f0,f1\n" + "1.0,0.5,0.25\n0.0,1.5,2.5\n" * 20
 
-
-@pytest.mark.parametrize(
-    "content",
-    [
+DAMAGED = {
+    "power/data.npy": [
         b"",
         b"PK\x03\x04 no archive",
         b"some text",
@@ -309,21 +331,7 @@ WHOLE = saved(np.save, np.zeros((20, 8)))
         saved(np.save, np.zeros((0, 8))),
         saved(np.save, np.zeros(8)),
     ],
-)
-def test_damaged_arrays(tmp_path: Path, content: bytes) -> None:
-    raw(tmp_path / "power/data.npy", content)
-    with pytest.raises(UserError, match=r"power/data\.npy: ") as caught:
-        load_table("power", str(tmp_path))
-    assert one_line(caught)
-
-
-GAS = pd.DataFrame(np.random.default_rng(0).normal(size=(50, 5)), columns=[*"abcde"])
-LABELLED = GAS.rename(columns={"a": "Meth", "b": "Eth", "c": "Time"})
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
+    "gas/ethylene_CO.pickle": [
         b"",
         b"text",
         b"cnowhere_at_all\nThing\n.",
@@ -334,21 +342,7 @@ LABELLED = GAS.rename(columns={"a": "Meth", "b": "Eth", "c": "Time"})
         pickle.dumps(LABELLED[:0]),
         pickle.dumps(LABELLED[["Meth", "Eth", "Time"]]),
     ],
-)
-def test_damaged_pickles(tmp_path: Path, content: bytes) -> None:
-    raw(tmp_path / "gas/ethylene_CO.pickle", content)
-    with pytest.raises(UserError, match=r"gas/ethylene_CO\.pickle: ") as caught:
-        load_table("gas", tmp_path)
-    assert one_line(caught)
-
-
-ROWS = "# label,f0,f1\n" + "1.0,0.5,0.25\n0.0,1.5,2.5\n" * 20
-
-
-@pytest.mark.parametrize("name", ["1000_train.csv", "1000_test.csv"])
-@pytest.mark.parametrize(
-    "content",
-    [
+    "hepmass/1000_test.csv": [
         b"",
         b"# label,f0,f1\n",
         ROWS.replace("0.25", "text").encode(),
@@ -358,26 +352,28 @@ ROWS = "# label,f0,f1\n" + "1.0,0.5,0.25\n0.0,1.5,2.5\n" * 20
         ROWS.replace("1.0,", "2.0,").encode(),
         b"label\n1\n1\n",
     ],
-)
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
 @pytest.mark.filterwarnings("ignore:Length of header")
-def test_damaged_csv_files(tmp_path: Path, name: str, content: bytes) -> None:
-    for each in ("1000_train.csv", "1000_test.csv"):
-        raw(tmp_path / "hepmass" / each, ROWS.encode())
-    raw(tmp_path / "hepmass" / name, content)
-    with pytest.raises(UserError, match=f"hepmass/{name}: ") as caught:
-        load_table("hepmass", tmp_path)
-    assert one_line(caught)
+def test_damaged_files_of_tables_are_named(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.parent.mkdir()
+    if name.endswith("csv"):
+        (path.parent / "1000_train.csv").write_text(ROWS)
+    for content in DAMAGED[name]:
+        path.write_bytes(content)
+        refused(f".*{name}: ", "", load_table, path.parent.name, tmp_path)
 
 
 @pytest.mark.parametrize(
     ("table", "change", "message"),
     [
         ("power", {"raw_columns": None}, r"tables.power.raw_columns: got None"),
-        ("power", {"rows": 3}, r"tables.power.rows: got 3, expected three"),
         ("power", {"rows": [1, 2]}, r"tables.power.rows: got \[1, 2\]"),
         ("gas", {"dim": "8"}, r"tables.gas.dim: got '8'"),
-        ("power", {"files": []}, r"tables.power.files: got \[\], expected 1"),
-        ("hepmass", {"files": ["a.csv"]}, r"tables.hepmass.files: got \['a.csv'\], expected 2"),
+        ("hepmass", {"files": ["a.csv"]}, r"tables.hepmass.files: got \['a.csv'\]"),
         ("power", {"files": "a"}, r"tables.power.files: got 'a'"),
     ],
 )
@@ -388,23 +384,7 @@ def test_faults_of_a_manifest(
     content["tables"][table] |= change
     path = tmp_path / "m.yml"
     path.write_text(yaml.safe_dump(content))
-    with pytest.raises(UserError, match=rf"m.yml: {message}"):
-        load_table(table, tmp_path, path)
-    del content["tables"]["miniboone"]["raw_columns"]
-    content["tables"][table] = yaml.safe_load(find("data_manifests", "tabular").read_text())[
-        "tables"
-    ][table]
-    path.write_text(yaml.safe_dump(content))
-    with pytest.raises(UserError, match=r"tables\.miniboone: the key 'raw_columns' is missing"):
-        load_table(table, tmp_path, path)
-
-
-def test_an_absent_file_names_the_manifest_as_it_is(tmp_path: Path) -> None:
-    path = tmp_path / "m.yml"
-    path.write_text(find("data_manifests", "tabular").read_text())
-    with pytest.raises(UserError, match=r"m\.yml\.$") as caught:
-        load_table("power", str(tmp_path), path)
-    assert "yml.yml" not in str(caught.value)
+    refused(rf".*m\.yml: {message}", "", load_table, table, tmp_path, path)
 
 
 @pytest.fixture
@@ -431,7 +411,7 @@ GOOD = {"x": X[:, None], "y": Y[:, None], "truth": np.float64(0.5)}
         ({"truth": np.array("a")}, "truth: got a"),
         ({"x": np.array([[{}]] * 400)}, "no sample of a task"),
         ({"x": GOOD["x"][:300]}, "x and y: got 300 and 400 rows"),
-        ({"y": np.full((400, 1), np.nan)}, "y: 400 of 400 rows hold NaN"),
+        ({"y": np.full((400, 1), np.nan)}, "y: .*NaN"),
         ({"y": CLASSES[:, None]}, "y: column 0 has 10 distinct"),
     ],
 )
@@ -446,42 +426,40 @@ def test_scores_refuse_samples(
     arrays = {k: v for k, v in {**GOOD, **change}.items() if v is not None}
     np.savez(tmp_path / "b.npz", **arrays)
     assert script.main([str(tmp_path), "--out", str(tmp_path / "out"), "--quiet"]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    with pytest.raises(UserError, match=rf"b\.npz: .*{message}"):
-        script.read(tmp_path / "b.npz", None)
+    assert capsys.readouterr().err.count("\n") == 1
+    refused(r".*b\.npz: ", message, script.read, tmp_path / "b.npz", None)
 
 
 def test_scores_refuse_options_and_damage(
     script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def refused(*arguments: object) -> str:
+    def told(*arguments: object) -> str:
         given = [str(tmp_path), "--out", str(tmp_path / "out"), "--quiet", *map(str, arguments)]
         assert script.main(given) == 2
         error = capsys.readouterr().err
         assert error.count("\n") == 1
         return error
 
-    assert "no .npz files" in refused()
+    assert "no .npz files" in told()
     np.savez(tmp_path / "a.npz", **GOOD)
-    assert "--rows: got -5, expected at least 200" in refused("--rows", -5)
-    assert "a.npz: 400 rows, expected the 5000" in refused("--rows", 5000)
-    assert "method: got 'foo'" in refused("--method", "foo")
-    assert "method: got 'mine', expected one that" in refused("--method", "mine")
-    assert "none.json: no record of scores" in refused("--add-ksg", tmp_path / "none.json")
-    assert "steps" in refused("--steps", 0)
+    assert "--rows: got -5, expected at least 200" in told("--rows", -5)
+    assert "a.npz: 400 rows, expected the 5000" in told("--rows", 5000)
+    assert "method: got 'foo'" in told("--method", "foo")
+    assert "method: got 'mine'" in told("--method", "mine")
+    assert "none.json: no record of scores" in told("--add-ksg", tmp_path / "none.json")
+    assert "steps" in told("--steps", 0)
     record = tmp_path / "bmi.json"
     for table in ([{"task": "a"}], [3], None, [{"task": "a", "rows": "many"}]):
         content = {"results": {"table": table}, "config": {}, "commit": None}
         record.write_text(json.dumps(content))
-        assert "bmi.json: no record of scores" in refused("--add-ksg", record)
+        assert "bmi.json: no record of scores" in told("--add-ksg", record)
     content["results"] = {"table": [{"task": "b", "rows": 300}]}
     record.write_text(json.dumps(content))
-    assert "b.npz: no sample of a task" in refused("--add-ksg", record)
+    assert "b.npz: no sample of a task" in told("--add-ksg", record)
 
     whole = (tmp_path / "a.npz").read_bytes()
     flipped = bytearray(whole)
     flipped[len(whole) // 3] ^= 255
     for damaged in (whole[: len(whole) // 2], bytes(flipped), b"", b"text", WHOLE):
         (tmp_path / "b.npz").write_bytes(damaged)
-        assert "b.npz: no sample of a task" in refused()
+        assert "b.npz: no sample of a task" in told()

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ood_osdre.tasks.gaussians import GaussianMixture
 from ood_osdre.tasks.partition import (
+    GaussianMixture,
     annealed_mass,
     grid_mass,
     grid_points,
@@ -26,7 +26,7 @@ def generator(seed: int = 0) -> torch.Generator:
 @pytest.mark.parametrize("name", PLANAR_SETS)
 def test_density_integrates_to_one(name: str) -> None:
     # Cells of the grid end at even numbers, where the checkerboard's squares do.
-    half, size = 6.0, 150
+    half, size = 6.0, 120
     step = 2 * half / size
     if name == "tree":  # finer than a grid would afford
         log_mass = importance_mass(
@@ -47,7 +47,7 @@ def test_density_integrates_to_one(name: str) -> None:
 @pytest.mark.parametrize("name", PLANAR_SETS)
 def test_samples_follow_the_density(name: str) -> None:
     # Every cell's count against the integral of the density, by random points in the cell.
-    n, half, inner = 40_000, 4.0, 100
+    n, half, inner = 20_000, 4.0, 100
     bins = 8 if name in ("tree", "2spirals") else 16  # slow densities
     x = planar_set(name).sample(n, generator())
     edges = torch.linspace(-half, half, bins + 1)
@@ -148,5 +148,3 @@ def test_grid_tells_when_it_is_too_coarse() -> None:
     fine = grid_mass(narrow, half_width=2, size=401)
     assert fine.error < 1e-6
     assert fine.value == pytest.approx(0, abs=1e-6)
-    with pytest.raises(ValueError, match="odd"):
-        grid_mass(narrow, size=40)

@@ -18,14 +18,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .density import Density, fit_density
-    from .drift import DriftMonitor
     from .information import mutual_information
     from .methods import FitOptions
-    from .tracking import KLTracker
+    from .tracking import DriftMonitor, KLTracker
 
 _HOMES = {
     "Density": "density",
-    "DriftMonitor": "drift",
+    "DriftMonitor": "tracking",
     "FitOptions": "methods",
     "KLTracker": "tracking",
     "fit_density": "density",

@@ -1,17 +1,12 @@
 r"""The density of a user's own rows of numbers, normalised as far as its mass is known.
 
-A one-step ratio to :math:`p_0 = \mathcal{N}(0, I)` in coordinates without correlations is a
-density there, :math:`\log \hat p(x) = \log \hat r(z) + \log p_0(z) - \log |L| - \log \hat Z`, with
-:math:`z = L^{-1} (x - m)`: one forward pass a row, but for the solver methods. What
-:math:`\log \hat Z` is worth is said in
-:mod:`ood_osdre.tasks.density`.
+A one-step ratio to :math:`p_0 = \mathcal{N}(0, I)` in coordinates without correlations,
+:math:`z = L^{-1} (x - m)`, is a density there, :math:`\log \hat p(x) = \log \hat r(z) +
+\log p_0(z) - \log |L| - \log \hat Z`, in nats: one forward pass a row, but for the solver methods.
 
-Densities that are ratios to a standard normal, and their total mass.
-
-With :math:`p_0 = \mathcal{N}(0, I)` a log-ratio is a log-density,
-:math:`\log \hat p = \log \hat r + \log p_0`, in nats, up to the mass
-:math:`\hat Z = \int \hat p`. That is estimated by importance sampling, from a mixture of Gaussians
-fitted to training rows, and by annealing; both miss mass sooner than invent it.
+The mass :math:`\hat Z` is estimated by importance sampling, from a mixture of Gaussians fitted to
+training rows, and by annealing (:mod:`ood_osdre.tasks.partition`); both miss mass sooner than
+invent it.
 """
 
 __all__ = [
@@ -37,24 +32,34 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Generator, Tensor
 
-from ..errors import UserError
 from ..training.batches import Stream, step_generator
-from .fit import DrawPairs, FitOptions, RatioFit, fit_ratio
-from .gaussians import GaussianMixture
-from .methods import METHODS, Method, Options, direct, one_step, settled
-from .partition import LogMass, Whitening, annealed_mass, importance_mass, log_normal
-from .rows import check_rows, finite_rows, repetition
-from .suites.density_methods import likelihood
+from .fit import DrawPairs, RatioFit, fit_ratio
+from .methods import (
+    METHODS,
+    FitOptions,
+    Method,
+    OptionsLike,
+    check_method,
+    direct,
+    fit_options,
+    likelihood,
+    one_step,
+)
+from .partition import GaussianMixture, LogMass, annealed_mass, importance_mass, log_normal
+from .rows import Whitening, check_rows, read_rows, repetition
 
 log = logging.getLogger(__name__)
 
-#: How a ratio to it is fitted: to points as they are, of which its density is known.
+#: How a ratio to :math:`p_0` is fitted: to points as they are, of which its density is known.
 OPTIONS = FitOptions(steps=600, standardise="no", lr=1e-3)
+#: The same for a user's own rows.
+DEFAULTS = OPTIONS.replace(steps=1000)
 
+# The parts of the rows that select the step and that measure the likelihood.
+HELD_OUT = 0.1
 # Draws of importance sampling, and the mixture they come from.
 DRAWS = 20_000
 COMPONENTS, DEFENSIVE, INFLATION = 10, 0.05, 1.3
-
 # Effective draws from which importance sampling is trusted.
 ENOUGH = 100
 
@@ -63,107 +68,6 @@ PROPOSED = {
     "os-dre-likelihood": ("OS-DRE (likelihood)", one_step),
     "direct-likelihood": ("Direct (likelihood)", direct),
 }
-
-
-def log_density(fit: RatioFit, x: Tensor) -> Tensor:
-    r"""Returns :math:`\log \hat r + \log p_0`, in nats and double precision, not normalised.
-
-    Arguments:
-        fit: A ratio to :math:`p_0 = \mathcal{N}(0, I)`.
-        x: The points, with shape :math:`(N, d)`.
-    """
-    return fit.log_ratio(x).double() + log_normal(x)
-
-
-def draw_pairs_of(train: Tensor) -> DrawPairs:
-    r"""Returns the sampler of batches of the reference and of a table's rows."""
-
-    def draw_pairs(n: int, generator: Generator) -> tuple[Tensor, Tensor]:
-        device = generator.device
-        x_0 = torch.randn(n, train.shape[1], generator=generator, device=device)
-        i = torch.randint(len(train), (n,), generator=generator, device=device)
-        return x_0, train[i]
-
-    return draw_pairs
-
-
-def proposal_of(train: Tensor) -> GaussianMixture:
-    r"""Returns a mixture of Gaussians, wider than the rows it is fitted to.
-
-    Arguments:
-        train: The rows, with shape :math:`(N, d)`.
-    """
-    components = max(1, min(COMPONENTS, len(train) // 500))
-    return GaussianMixture.fit(train[:50_000], components, DEFENSIVE, INFLATION)
-
-
-def likelihood_or(name: str, proposal: GaussianMixture | None) -> Method:
-    r"""Returns a method, the likelihoods being made for a proposal.
-
-    Arguments:
-        name: One of :data:`PROPOSED`, or of :data:`ood_osdre.tasks.methods.METHODS`.
-        proposal: The proposal, which likelihoods need.
-
-    Raises:
-        ValueError: If it is missing.
-    """
-    if name not in PROPOSED:
-        return METHODS[name]
-    if proposal is None:
-        raise ValueError(f"The method {name!r} needs a proposal, got None.")
-    label, model = PROPOSED[name]
-    return Method(
-        label, model, lambda context: likelihood(context, proposal), kernel=model is one_step
-    )
-
-
-def masses(
-    fit: RatioFit, proposal: GaussianMixture | None, dim: int, generator: Generator
-) -> tuple[LogMass | None, LogMass | None]:
-    r"""Returns estimates of a density's log-mass by importance sampling and by annealing.
-
-    Arguments:
-        fit: A ratio to :math:`\mathcal{N}(0, I)`.
-        proposal: The proposal of importance sampling; None for none of the first.
-        dim: The dimension :math:`d`.
-        generator: The source of randomness.
-
-    Returns:
-        Both, the second None for solvers, whose gradients cost too much.
-    """
-    importance = annealed = None
-    if proposal is not None:
-        importance = importance_mass(lambda y: log_density(fit, y), proposal, DRAWS, generator)
-    if not fit.method.solver:
-        # With gradients, hence not by the fit's own method.
-        annealed = annealed_mass(lambda z: fit.model.log_ratio(fit.standardise(z)), dim, generator)
-    return importance, annealed
-
-
-def trusted(importance: LogMass | None, annealed: LogMass | None) -> float:
-    r"""Returns the log-mass to normalise by.
-
-    Both estimates miss mass sooner than invent it. That of importance sampling is taken if it has
-    draws enough and annealing did not find clearly more, else the larger.
-
-    Arguments:
-        importance: The estimate by importance sampling, if there is one.
-        annealed: The estimate by annealing, if there is one.
-    """
-    if importance is None or not math.isfinite(importance.value):
-        return math.nan if annealed is None else annealed.value
-    if annealed is None:
-        return importance.value
-    error = math.hypot(importance.error, annealed.error)
-    more = annealed.value > importance.value + 3 * error
-    if importance.effective >= ENOUGH and not more:
-        return importance.value
-    return max(importance.value, annealed.value)
-
-
-DEFAULTS = OPTIONS.replace(steps=1000)
-# The parts of the rows that select the step and that measure the likelihood.
-HELD_OUT = 0.1
 
 
 @dataclass(frozen=True)
@@ -202,18 +106,15 @@ class Density:
         Raises:
             UserError: If the rows are no finite numbers, or of another dimension.
         """
-        rows = finite_rows("x", x)
-        dim = len(self.whitening.mean)
-        if rows.shape[1] != dim:
-            raise UserError(f"x: got shape {rows.shape}, expected (N, {dim}).")
         mean = self.whitening.mean
-        z = self.whitening(torch.as_tensor(rows).to(mean)).to(self.fit.standardise.mean)
+        rows = torch.as_tensor(read_rows("x", x, len(mean))).to(mean)
+        z = self.whitening(rows).to(self.fit.standardise.mean)
         value = log_density(self.fit, z) + self.whitening.log_volume - self.log_mass
         return value.cpu().numpy()
 
 
 def fit_density(
-    x: ArrayLike, method: str = "os-dre", options: Options = None, progress: bool = False
+    x: ArrayLike, method: str = "os-dre", options: OptionsLike = None, progress: bool = False
 ) -> Density:
     r"""Fits a density to rows of numbers.
 
@@ -231,7 +132,6 @@ def fit_density(
     Raises:
         UserError: If the rows are no finite numbers, too few, or do not span their dimensions, or
             the method or an option is unknown.
-        TypeError: If `options` is neither a mapping nor options.
 
     Example:
         >>> x = np.random.default_rng(0).normal(3.0, 2.0, size=(500, 2))
@@ -239,10 +139,31 @@ def fit_density(
         >>> density.log_density(x[:5]).shape
         (5,)
     """
-    if method not in (known := tuple(dict.fromkeys(("os-dre", *PROPOSED, *METHODS)))):
-        raise UserError(f"method: got {method!r}, expected one of {', '.join(known)}.")
-    options = settled(options, DEFAULTS)
-    rows = finite_rows("x", x)
+    check_method(method, dict.fromkeys(("os-dre", *PROPOSED, *METHODS)))
+    options = fit_options(options, DEFAULTS)
+    whitening, (test, val, train) = _whitened_parts(read_rows("x", x), options)
+    proposal = proposal_of(train)
+    generator = step_generator(options.seed, Stream.TEST, 0, options.device)
+    x_0 = torch.randn(val.shape, generator=generator, device=generator.device, dtype=val.dtype)
+    fit = fit_ratio(
+        likelihood_or(method, proposal),
+        draw_pairs_of(train),
+        train.shape[1],
+        options,
+        held_out=(x_0, val),
+        progress=progress,
+    )
+    importance, annealed = masses(fit, proposal, train.shape[1], generator)
+    log_mass = trusted(importance, annealed)
+    value = log_density(fit, test) + whitening.log_volume - log_mass
+    error = (value.std() / len(value) ** 0.5).item()
+    return Density(fit, whitening, log_mass, importance, annealed, value.mean().item(), error)
+
+
+def _whitened_parts(
+    rows: NDArray[np.float64], options: FitOptions
+) -> tuple[Whitening, list[Tensor]]:
+    r"""Returns test, validation and training rows, and the map that whitened them."""
     check_rows("x", rows)
     for i, column in enumerate(rows.T):
         if found := repetition(column):
@@ -254,25 +175,79 @@ def fit_density(
     rows = np.random.default_rng(options.seed).permutation(rows)
     cut = max(round(HELD_OUT * len(rows)), 10)
     check_rows("x, its training part", rows[2 * cut :], least=0)
-    whitening = Whitening.of(torch.as_tensor(rows[2 * cut :], device=options.device))
-    dtype = torch.get_default_dtype()
-    test, val, train = (
-        whitening(torch.as_tensor(part, device=options.device)).to(dtype)
+    parts = [
+        torch.as_tensor(part, device=options.device)
         for part in (rows[:cut], rows[cut : 2 * cut], rows[2 * cut :])
+    ]
+    whitening = Whitening.of(parts[-1])
+    return whitening, [whitening(part).to(torch.get_default_dtype()) for part in parts]
+
+
+def log_density(fit: RatioFit, x: Tensor) -> Tensor:
+    r"""Returns :math:`\log \hat r + \log p_0` of a ratio to :math:`p_0 = \mathcal{N}(0, I)`.
+
+    It is in nats and double precision, not normalised; `x` has shape :math:`(N, d)`.
+    """
+    return fit.log_ratio(x).double() + log_normal(x)
+
+
+def draw_pairs_of(train: Tensor) -> DrawPairs:
+    r"""Returns the sampler of batches of the reference and of a table's rows."""
+
+    def draw_pairs(n: int, generator: Generator) -> tuple[Tensor, Tensor]:
+        device = generator.device
+        x_0 = torch.randn(n, train.shape[1], generator=generator, device=device)
+        i = torch.randint(len(train), (n,), generator=generator, device=device)
+        return x_0, train[i]
+
+    return draw_pairs
+
+
+def proposal_of(train: Tensor) -> GaussianMixture:
+    r"""Returns a mixture of Gaussians, wider than the rows it is fitted to, :math:`(N, d)`."""
+    components = max(1, min(COMPONENTS, len(train) // 500))
+    return GaussianMixture.fit(train[:50_000], components, DEFENSIVE, INFLATION)
+
+
+def likelihood_or(name: str, proposal: GaussianMixture | None) -> Method:
+    r"""Returns one of :data:`METHODS`, or of :data:`PROPOSED`, which need a proposal."""
+    if name not in PROPOSED:
+        return METHODS[name]
+    assert proposal is not None, f"the method {name!r} needs a proposal"
+    label, model = PROPOSED[name]
+    return Method(
+        label, model, lambda context: likelihood(context, proposal), kernel=model is one_step
     )
-    proposal = proposal_of(train)
-    generator = step_generator(options.seed, Stream.TEST, 0, options.device)
-    x_0 = torch.randn(val.shape, generator=generator, device=generator.device, dtype=dtype)
-    fit = fit_ratio(
-        likelihood_or(method, proposal),
-        draw_pairs_of(train),
-        rows.shape[1],
-        options,
-        held_out=(x_0, val),
-        progress=progress,
-    )
-    importance, annealed = masses(fit, proposal, rows.shape[1], generator)
-    log_mass = trusted(importance, annealed)
-    value = log_density(fit, test) + whitening.log_volume - log_mass
-    error = (value.std() / len(value) ** 0.5).item()
-    return Density(fit, whitening, log_mass, importance, annealed, value.mean().item(), error)
+
+
+def masses(
+    fit: RatioFit, proposal: GaussianMixture | None, dim: int, generator: Generator
+) -> tuple[LogMass | None, LogMass | None]:
+    r"""Returns estimates of a density's log-mass by importance sampling and by annealing.
+
+    The first is None without a proposal, the second for solvers, whose gradients cost too much.
+    """
+    importance = annealed = None
+    if proposal is not None:
+        importance = importance_mass(lambda y: log_density(fit, y), proposal, DRAWS, generator)
+    if not fit.method.solver:
+        # With gradients, hence not by the fit's own method.
+        annealed = annealed_mass(lambda z: fit.model.log_ratio(fit.standardise(z)), dim, generator)
+    return importance, annealed
+
+
+def trusted(importance: LogMass | None, annealed: LogMass | None) -> float:
+    r"""Returns the log-mass to normalise by, of estimates that miss mass sooner than invent it.
+
+    That of importance sampling is taken if it has draws enough and annealing did not find clearly
+    more, else the larger.
+    """
+    if importance is None or not math.isfinite(importance.value):
+        return math.nan if annealed is None else annealed.value
+    if annealed is None:
+        return importance.value
+    error = math.hypot(importance.error, annealed.error)
+    more = annealed.value > importance.value + 3 * error
+    if importance.effective >= ENOUGH and not more:
+        return importance.value
+    return max(importance.value, annealed.value)

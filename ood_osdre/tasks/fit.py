@@ -1,50 +1,41 @@
-r"""Fits a density ratio to two sources of vectors, by any method, with the one trainer.
+r"""Fits a density ratio to two sources of vectors, by any method.
 
-:func:`fit_ratio` is what the tasks share: given `draw_pairs`, a function that draws a batch of
-the reference :math:`p_0` and of the data :math:`p_1`, it builds the model and the objective of a
-method, trains it with :class:`ood_osdre.training.trainer.Trainer` and returns a :class:`RatioFit`, whose
-:meth:`RatioFit.log_ratio` estimates :math:`\log p_1(x) / p_0(x)` in nats. Expectations of that are
-what tasks are after: :math:`\mathbb{E}_{p_1}[\log r]` is the Kullback-Leibler divergence of
-:math:`p_1` from :math:`p_0`, or a mutual information.
+:func:`fit_ratio` is what the tasks share. Given `draw_pairs`, a function that draws a batch of the
+reference :math:`p_0` and of the data :math:`p_1`, it builds the model and the objective of a method
+(:data:`METHODS` lists them), trains it with :func:`ood_osdre.training.fit.fit` and returns a
+:class:`RatioFit`, whose :meth:`RatioFit.log_ratio` estimates :math:`\log p_1(x) / p_0(x)` in nats.
+Expectations of that are what tasks are after: :math:`\mathbb{E}_{p_1}[\log r]` is the
+Kullback-Leibler divergence of :math:`p_1` from :math:`p_0`, or a mutual information.
 
 All methods see the same batches, standardised alike (a map that leaves ratios unchanged), have
-the same backbone and take the same number of steps. :data:`METHODS` lists them.
-
-Checks of what a caller's function draws.
+the same backbone and take the same number of steps.
 """
 
-__all__ = [
-    "METHODS",
-    "FitOptions",
-    "Method",
-    "RatioFit",
-    "divergence",
-    "fit_ratio",
-]
+__all__ = ["METHODS", "FitOptions", "Method", "RatioFit", "divergence", "fit_ratio"]
 
 import copy
 import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
+from ..errors import UserError
 from ..models.ratio import OneStepRatio, RatioModel
-from ..objectives import Batch
+from ..objectives.base import Batch
 from ..paths.build import SCHEDULES
 from ..paths.gaussian import GaussianPath, Moments
 from ..paths.noises import DDBINoise
 from ..paths.times import UniformTimes
 from ..sections import TrainingConfig
 from ..training.batches import Batches, Pairs, Stream, step_generator
-from ..training.distributed import find_device
 from ..training.fit import fit
-from .methods import METHODS, Context, FitOptions, Method
-from .rows import checked_pairs
+from .methods import METHODS, Context, FitOptions, Method, OptionsLike, check_method, fit_options
+from .rows import Affine, check_pairs
 
 DrawPairs: TypeAlias = Callable[[int, Generator], tuple[Tensor, Tensor]]
 
@@ -52,60 +43,6 @@ DrawPairs: TypeAlias = Callable[[int, Generator], tuple[Tensor, Tensor]]
 FIRST = 8192
 # What a fit that is started from has to share.
 ARCHITECTURE = ("backbone", "features", "depth", "block", "kernel", "size")
-
-
-class Affine(NamedTuple):
-    r"""An affine map of vectors, :math:`A (x - m)`.
-
-    Attributes:
-        mean: The vector :math:`m`, with shape :math:`(d)`.
-        matrix: The matrix :math:`A`, with shape :math:`(d, d)`, or its diagonal, :math:`(d)`.
-    """
-
-    mean: Tensor
-    matrix: Tensor
-
-    def __call__(self, x: Tensor) -> Tensor:
-        r"""Maps points, with shape :math:`(B, d)`.
-
-        Raises:
-            ValueError: If they have another shape.
-            TypeError: If they are no tensor.
-        """
-        if not isinstance(x, Tensor):
-            raise TypeError(f"Points should be a tensor, got {type(x).__name__}.")
-        if x.ndim != 2 or x.shape[1] != len(self.mean):
-            raise ValueError(
-                f"Points should have shape (N, {len(self.mean)}), got {tuple(x.shape)}."
-            )
-        x = x.to(self.mean) - self.mean
-        return x * self.matrix if self.matrix.ndim == 1 else x @ self.matrix.T
-
-
-def pooled_affine(pairs: tuple[Tensor, Tensor], options: FitOptions) -> Affine:
-    r"""Returns the map that standardises points of both sources together.
-
-    Arguments:
-        pairs: Points of :math:`p_0` and of :math:`p_1`, each with shape :math:`(B, d)`.
-        options: Which map it is, `standardise`, and for what features.
-    """
-    x = torch.cat(pairs)
-    dim = x.shape[1]
-    if options.standardise == "no":
-        return Affine(torch.zeros_like(x[0]), torch.ones_like(x[0]))
-    scale = x.std(dim=0)
-    # A coordinate that does not vary says nothing about the ratio.
-    scale = torch.where(scale > 0, scale, 1.0)
-    if options.standardise == "scale":
-        return Affine(x.mean(dim=0), 1 / scale)
-
-    correlation = torch.cov((x / scale).T.double()).reshape(dim, dim)
-    if options.backbone == "block_quadratic":
-        block = torch.arange(dim, device=x.device) // options.block
-        correlation = torch.where(block == block[:, None], correlation, 0.0)
-    values, vectors = torch.linalg.eigh(correlation)
-    root = vectors / values.clamp(min=1e-6).sqrt() @ vectors.T
-    return Affine(x.mean(dim=0), (root / scale).to(x))
 
 
 @dataclass
@@ -145,11 +82,12 @@ class RatioFit:
             The log-ratios, in nats (larger = more like :math:`p_1`), with shape :math:`(N)`.
 
         Raises:
-            ValueError: If the points are of another dimension.
-            TypeError: If they are no tensor.
+            ValueError: If the points are no tensor of this shape.
         """
-        if not isinstance(x, Tensor):
-            raise TypeError(f"Points should be a tensor, got {type(x).__name__}.")
+        dim = len(self.standardise.mean)
+        if not isinstance(x, Tensor) or x.ndim != 2 or x.shape[1] != dim:
+            found = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise ValueError(f"x: got {found}, expected a tensor with shape (N, {dim}).")
         parts = [self.model.log_ratio(self.standardise(part)) for part in x.split(batch_size)]
         return torch.cat(parts)
 
@@ -160,7 +98,7 @@ def fit_ratio(
     method: str | Method,
     draw_pairs: DrawPairs,
     dim: int,
-    options: FitOptions | None = None,
+    options: OptionsLike = None,
     initial: RatioFit | None = None,
     held_out: tuple[Tensor, Tensor] | None = None,
     watch: Callable[[RatioFit], Mapping[str, float]] | None = None,
@@ -172,9 +110,9 @@ def fit_ratio(
         method: One of the keys of :data:`METHODS`, or a method of your own.
         draw_pairs: Draws points :math:`x_0 \sim p_0` and :math:`x_1 \sim p_1`, each with shape
             :math:`(B, d)`, given :math:`B` and a generator, on the generator's device. They are
-            used in the default type of floating point.
+            used in the default type of floating point. The first draw alone is checked.
         dim: The dimension :math:`d`.
-        options: The options.
+        options: The options, or those that differ from the defaults by name.
         initial: A fit by the same method and of the same architecture to start from; its
             standardisation stays.
         held_out: Points of :math:`p_0` and of :math:`p_1` that are not drawn in training, as many
@@ -183,51 +121,37 @@ def fit_ratio(
         progress: Whether to show a progress bar.
 
     Raises:
-        UserError: If drawn points or the loss are not finite, or the device is not available.
-        ValueError: If the method is unknown, points are not as described, or `initial` is a fit of
-            another kind.
-        TypeError: If an argument is of another type.
+        UserError: If the method or an option is unknown, points are not as described or not
+            finite, `initial` is a fit of another kind, or the loss is not finite.
 
     Example:
         >>> def draw_pairs(n, generator):
         ...     x_0, x_1 = torch.randn(2, n, 1, generator=generator)
         ...     return x_0, x_1 + 1
-        >>> fit = fit_ratio("os-dre", draw_pairs, 1, FitOptions(steps=10, backbone="quadratic"))
+        >>> fit = fit_ratio("os-dre", draw_pairs, 1, {"steps": 10, "backbone": "quadratic"})
         >>> fit.log_ratio(torch.zeros(5, 1)).shape
         torch.Size([5])
     """
-    if isinstance(method, str):
-        if method not in METHODS:
-            raise ValueError(f"'method' should be one of {tuple(METHODS)}, got {method!r}.")
+    if not isinstance(method, Method):
+        check_method(method, METHODS)
         method = METHODS[method]
-    options = FitOptions() if options is None else options
-    _check_kind(method, dim, options, initial)
-    device = find_device(options.device)
-
-    generator = step_generator(options.seed, Stream.MOMENTS, 0, device)
-    pairs = checked_pairs("draw_pairs", draw_pairs(FIRST, generator), dim, FIRST, generator.device)
-    affine = pooled_affine(pairs, options) if initial is None else initial.standardise
-    x_0, x_1 = (affine(x) for x in pairs)
-    noise = DDBINoise(options.gamma2, options.eps)
-    path = GaussianPath(SCHEDULES[options.schedule](), noise)
-    context = Context(dim, options, path, Moments.of(x_0, x_1))
-    times = UniformTimes(*path.t_range)
-    batches = _DrawnBatches(draw_pairs, affine, context.moments, options)
-    batches.times = times
-
+    options = fit_options(options, FitOptions())
+    if initial is not None:
+        _check_initial(initial, method, dim, options)
+    affine = None if initial is None else initial.standardise
+    batches = _DrawnBatches(draw_pairs, dim, options, affine)
+    path = GaussianPath(SCHEDULES[options.schedule](), DDBINoise(options.gamma2, options.eps))
+    batches.times = times = UniformTimes(*path.t_range)
+    context = Context(dim, options, path, batches.moments())
     model = copy.deepcopy(initial.model) if initial else _build(method, context)
-    model = model.to(device).requires_grad_(True)
+    model = model.to(options.device).requires_grad_(True)
     if isinstance(model, OneStepRatio):
         model.basis.requires_grad_(options.learnable)
-    objective = method.objective(context).to(device)
-    validation = None
-    if held_out is not None:
-        held_out = checked_pairs("held_out", held_out, dim)
-        generator = step_generator(options.seed, Stream.HELD_OUT, 0, device)
-        validation = batches.completed(batches.standardised(held_out), generator)
+    objective = method.objective(context).to(options.device)
 
-    start = RatioFit(method, model, options, affine, 0.0, [])
-    measure = _Validation(start, objective, validation, watch)
+    untrained = RatioFit(method, model, options, batches.affine, 0.0, [])
+    validation = None if held_out is None else batches.held_out(held_out, dim)
+    measure = _Measure(untrained, objective, validation, watch)
     fitted = fit(
         model,
         lambda moments, model: (times, objective),
@@ -241,36 +165,78 @@ def fit_ratio(
     if not outcome.finished:
         raise KeyboardInterrupt(outcome.reason)
     seconds = outcome.seconds - measure.watching
-    return replace(start, model=fitted.model, seconds=seconds, history=outcome.history)
+    return replace(untrained, model=fitted.model, seconds=seconds, history=outcome.history)
+
+
+def _check_initial(initial: RatioFit, method: Method, dim: int, options: FitOptions) -> None:
+    r"""Refuses a fit of another kind to start from."""
+    pairs = [
+        ("method", initial.method, method),
+        ("dim", len(initial.standardise.mean), dim),
+        *((n, getattr(initial.options, n), getattr(options, n)) for n in ARCHITECTURE),
+    ]
+    for name, found, expected in pairs:
+        if found != expected:
+            found, expected = (getattr(v, "label", v) for v in (found, expected))
+            raise UserError(f"initial: got a fit with {name} {found}, expected {expected}.")
+
+
+def _build(method: Method, context: Context) -> RatioModel:
+    with torch.random.fork_rng():
+        torch.manual_seed(context.options.seed)
+        return method.model(context)
+
+
+def _training(options: FitOptions) -> TrainingConfig:
+    names = ("batch_size", "lr", "weight_decay", "clip", "ema", "seed")
+    shared = {name: getattr(options, name) for name in names}
+    return TrainingConfig.short(options.steps).replace(**shared)
 
 
 class _DrawnBatches(Batches):
-    r"""Batches that a function draws, standardised, with a probe beside the noise."""
+    r"""Batches that a function draws, standardised, with a probe beside the noise.
+
+    The first draw is checked, and fixes the standardisation unless there is one already.
+    """
 
     def __init__(
-        self, draw_pairs: DrawPairs, affine: Affine, moments: Moments, options: FitOptions
+        self, draw_pairs: DrawPairs, dim: int, options: FitOptions, affine: Affine | None
     ) -> None:
         super().__init__(options.batch_size, options.seed, options.device)
-        self.draw_pairs, self.affine, self._moments = draw_pairs, affine, moments
+        generator = step_generator(options.seed, Stream.MOMENTS, 0, options.device)
+        first = draw_pairs(FIRST, generator)
+        first = check_pairs("draw_pairs", first, dim, FIRST, generator.device)
+        if affine is None:
+            block = options.block if options.backbone == "block_quadratic" else None
+            affine = Affine.of(torch.cat(first), options.standardise, block)
+        self.draw_pairs, self.affine = draw_pairs, affine
+        self._moments = Moments.of(*(affine(x) for x in first))
 
     def moments(self) -> Moments:
         return self._moments
 
     def pairs(self, step: int, generator: Generator) -> Pairs:
-        return self.standardised(self.draw_pairs(self.batch_size, generator))
+        return self._standardised(self.draw_pairs(self.batch_size, generator))
 
-    def standardised(self, pairs: tuple[Tensor, Tensor]) -> Pairs:
-        return Pairs(*(self.affine(x.detach()) for x in pairs))
+    def held_out(self, pairs: tuple[Tensor, Tensor], dim: int) -> Batch:
+        generator = step_generator(self.seed, Stream.HELD_OUT, 0, self.device)
+        pairs = check_pairs("held_out", pairs, dim)
+        return self.completed(self._standardised(pairs), generator)
 
     def completed(self, pairs: Pairs, generator: Generator) -> Batch:
         x_0, x_1, _ = pairs
         t = self.times.sample(len(x_0), generator)
-        noise, probe = _normal((2, *x_0.shape), generator, x_0)
+        noise, probe = torch.randn(
+            (2, *x_0.shape), generator=generator, device=x_0.device, dtype=x_0.dtype
+        )
         return Batch(x_0, x_1, t.to(x_0), noise, probe=probe)
+
+    def _standardised(self, pairs: tuple[Tensor, Tensor]) -> Pairs:
+        return Pairs(*(self.affine(x.detach()) for x in pairs))
 
 
 @dataclass
-class _Validation:
+class _Measure:
     r"""What a fit measures on the way: its loss on held-out pairs, and what a caller watches.
 
     `watching` counts the seconds of the latter, which are none of training's.
@@ -285,7 +251,7 @@ class _Validation:
     def __call__(self, model: RatioModel) -> dict[str, float]:
         numbers = {}
         if self.held_out is not None:
-            # Not without gradients: a rival differentiates its network in the time.
+            # Not without gradients: a baseline differentiates its network in the time.
             loss = self.objective(model, self.held_out)["total"]
             numbers["held_out"] = -loss.detach().mean().item()
         if self.watch is not None:
@@ -333,51 +299,3 @@ def divergence(fit: RatioFit, x_0: Tensor, x_1: Tensor) -> float:
     full = [(b_0, b_1) for b_0, b_1 in batches if len(b_0) == len(b_1) == size]
     losses = [F.softplus(b_0.logsumexp(dim=0) - b_1) for b_0, b_1 in full]
     return math.log(size + 1) - torch.cat(losses).mean().item()
-
-
-def _check_kind(method: Method, dim: int, options: FitOptions, initial: RatioFit | None) -> None:
-    r"""Refuses what is no method, dimension or options, and an `initial` fit of another kind."""
-    if not isinstance(method, Method):
-        raise TypeError(f"'method' should be a name or a Method, got {method!r}.")
-    if not isinstance(options, FitOptions):
-        raise TypeError(f"'options' should be FitOptions, got {type(options).__name__}.")
-    if not isinstance(dim, int):
-        raise TypeError(f"'dim' should be a whole number, got {dim!r}.")
-    if dim < 1:
-        raise ValueError(f"'dim' should be at least 1, got {dim}.")
-    if initial is None:
-        return
-    if not isinstance(initial, RatioFit):
-        raise TypeError(f"'initial' should be a RatioFit, got {type(initial).__name__}.")
-    if initial.method != method:
-        raise ValueError(f"'initial' is a fit by {initial.method.label}, not by {method.label}.")
-    if len(initial.standardise.mean) != dim:
-        raise ValueError(
-            f"'initial' is a fit in {len(initial.standardise.mean)} dimensions, not in {dim}."
-        )
-    for name in ARCHITECTURE:
-        old, new = getattr(initial.options, name), getattr(options, name)
-        if old != new:
-            raise ValueError(f"'initial' is a fit with {name} {old!r}, not {new!r}.")
-
-
-def _build(method: Method, context: Context) -> RatioModel:
-    with torch.random.fork_rng():
-        torch.manual_seed(context.options.seed)
-        return method.model(context)
-
-
-def _training(options: FitOptions) -> TrainingConfig:
-    o = options
-    return TrainingConfig.short(o.steps).replace(
-        batch_size=o.batch_size,
-        lr=o.lr,
-        weight_decay=o.weight_decay,
-        clip=o.clip,
-        ema=o.ema,
-        seed=o.seed,
-    )
-
-
-def _normal(shape: tuple[int, ...], generator: Generator, like: Tensor) -> Tensor:
-    return torch.randn(shape, generator=generator, device=like.device, dtype=like.dtype)

@@ -2,39 +2,32 @@ r"""The mutual information of a user's own arrays, with an interval and with its
 
 .. math:: I(x; y) = \mathbb{E}_{p(x, y)} \left[ \log \frac{p(x, y)}{p(x) \, p(y)} \right]
 
-A one-step ratio learns the joint distribution against the product of the marginals, made by
-drawing :math:`x` and :math:`y` from different rows. Coordinates are mapped to normal scores first,
-which changes nothing and takes heavy tails away. The ratio is cross-fitted: every row is scored
-by a model that has not seen it.
-
-A ratio that tells pairs from shuffled pairs no better than a coin, on rows that did not train it,
-is replaced by none at all, :math:`\log r = 0`: of a few hundred rows without any dependence a
-network finds some of its own.
+**From a ratio.** In :func:`mutual_information` a ratio learns the joint distribution against the
+product of the marginals, made by drawing :math:`x` and :math:`y` from different rows. Coordinates
+are mapped to normal scores first, which changes nothing and takes heavy tails away. The ratio is
+cross-fitted: every row is scored by a model that has not seen it. A ratio that tells pairs from
+shuffled pairs no better than a coin, on rows that did not train it, is replaced by none at all,
+:math:`\log r = 0`: of a few hundred rows without any dependence a network finds some of its own.
 
 Variables have to be continuous. Of values that repeat, an interpolating ratio finds more than
 there is, without a sign of it, so a column is refused if more than a twentieth of the rows share
 one value, or there are fewer distinct values than a tenth of the rows.
 
-Mutual information from nearest neighbours, the rival that is not a ratio.
-
-:func:`ksg` is the first estimator of Kraskov et al. (2004): with :math:`\epsilon_i` the distance
-of point :math:`i` to its :math:`k`-th neighbour in the maximum norm of both variables, and
-:math:`n_{x, i}`, :math:`n_{y, i}` the numbers of other points that are strictly closer than
-:math:`\epsilon_i` in one of them,
+**From nearest neighbours.** :func:`ksg`, the baseline that is not a ratio, is the first estimator
+of Kraskov et al. (2004): with :math:`\epsilon_i` the distance of point :math:`i` to its
+:math:`k`-th neighbour in the maximum norm of both variables, and :math:`n_{x, i}`,
+:math:`n_{y, i}` the numbers of other points that are strictly closer than :math:`\epsilon_i` in one
+of them,
 
 .. math:: \hat I = \psi(k) + \psi(n) - \frac{1}{n} \sum_i \left[ \psi(n_{x, i} + 1)
     + \psi(n_{y, i} + 1) \right] .
-
-Pairs of scalars are left to scikit-learn. The norm weighs coordinates by their scale, so both
-bring them to unit variance first; monotone maps of coordinates, such as normal scores
-(:class:`ood_osdre.tasks.dependence.NormalScores`), are the caller's.
 
 References:
     | Estimating Mutual Information (Kraskov et al., 2004)
     | https://arxiv.org/abs/cond-mat/0305641
 """
 
-__all__ = ["Information", "check_method", "check_variables", "ksg", "mutual_information"]
+__all__ = ["LOG_RATIO_METHODS", "Information", "check_variables", "ksg", "mutual_information"]
 
 import logging
 import math
@@ -51,12 +44,18 @@ from torch import Generator, Tensor
 from torch.nn import functional as F
 
 from ..errors import UserError
-from .dependence import NormalScores
-from .fit import METHODS, DrawPairs, FitOptions, RatioFit, fit_ratio
-from .methods import Options, settled
-from .rows import finite_rows, real_values, repetition
+from .features import NormalScores
+from .fit import DrawPairs, RatioFit, fit_ratio
+from .methods import METHODS, FitOptions, OptionsLike, check_method, fit_options
+from .rows import read_rows, repetition
 
 log = logging.getLogger(__name__)
+
+Array = NDArray[np.float64]
+
+#: The methods whose estimate is a log-ratio. The critic of the others is one up to a constant,
+#: and its mean no information. That of NWJ is exact.
+LOG_RATIO_METHODS = tuple(name for name, m in METHODS.items() if m.bound in ("mean", "nwj"))
 
 # With fewer rows the interval would be wider than what there is to find.
 LEAST_ROWS = 200
@@ -68,6 +67,8 @@ RESAMPLES = 2000
 HELD_OUT = 0.2
 # Normal scores stay within: a value far beyond those fitted to should not go on without end.
 LARGEST_SCORE = 10.0
+# Noise that tells equal points apart, relative to a column's scale; scikit-learn's own.
+JITTER = 1e-10
 DEFAULTS = FitOptions(
     steps=600, batch_size=256, lr=1e-3, weight_decay=1e-2, features=64, depth=2, eps=1e-3
 )
@@ -95,7 +96,7 @@ def mutual_information(
     x: ArrayLike,
     y: ArrayLike,
     method: str = "os-dre",
-    options: Options = None,
+    options: OptionsLike = None,
     level: float = 0.95,
     progress: bool = False,
 ) -> Information:
@@ -116,8 +117,8 @@ def mutual_information(
     Arguments:
         x: The first variable, numbers with shape :math:`(n)` or :math:`(n, d_x)`.
         y: The second variable, numbers with shape :math:`(n)` or :math:`(n, d_y)`.
-        method: One of the keys of :data:`ood_osdre.tasks.fit.METHODS` that estimates a
-            log-ratio: neither InfoNCE nor MINE, whose critic is one only up to a constant.
+        method: One of :data:`LOG_RATIO_METHODS`: neither InfoNCE nor MINE, whose critic is a
+            log-ratio only up to a constant.
         options: How the ratio is fitted: options by name that differ from the defaults of this
             module, such as `{"steps": 2000}`, or :class:`ood_osdre.tasks.methods.FitOptions`.
         level: The level of the interval.
@@ -127,25 +128,20 @@ def mutual_information(
         The estimate and its interval.
 
     Raises:
-        UserError: If the method is unknown or estimates no log-ratio, there are fewer than 200
-            rows, `x` and `y` do not match, a value is NaN, infinite or masked, a column is
-            discrete or constant, or a column of `x` is an increasing or decreasing function of one
-            of `y`.
-        ValueError: If `level` is outside (0, 1).
-        TypeError: If `level` is no number, `method` no name, or `options` neither a mapping nor
-            options.
+        UserError: If the method is unknown or estimates no log-ratio, an option is unknown,
+            `level` is outside (0, 1), there are fewer than 200 rows, `x` and `y` do not match, a
+            value is NaN, infinite or masked, a column is discrete or constant, or a column of `x`
+            is an increasing or decreasing function of one of `y`.
 
     References:
         | Formal Limitations on the Measurement of Mutual Information
         | (McAllester and Stratos, 2020)
         | https://arxiv.org/abs/1811.04251
     """
-    if not isinstance(level, int | float | np.number):
-        raise TypeError(f"'level' should be a number, got {level!r}.")
     if not 0 < level < 1:
-        raise ValueError(f"'level' should be in (0, 1), got {level}.")
-    check_method(method)
-    options = settled(options, DEFAULTS)
+        raise UserError(f"level: got {level}, expected a number in (0, 1).")
+    check_method(method, LOG_RATIO_METHODS)
+    options = fit_options(options, DEFAULTS)
     first, second = check_variables(x, y)
     n, columns = len(first), first.shape[1] + second.shape[1]
     if n < ROWS_A_COLUMN * columns:
@@ -180,79 +176,61 @@ def mutual_information(
     return result
 
 
-def check_method(method: str) -> None:
-    r"""Refuses a method that estimates no log-ratio.
-
-    Arguments:
-        method: Its name.
-
-    Raises:
-        UserError: If it is none of those that :func:`mutual_information` takes.
-        TypeError: If it is not a name.
-    """
-    if not isinstance(method, str):
-        raise TypeError(f"'method' should be the name of a method, got {method!r}.")
-    # The mean of a critic that is the log-ratio up to a constant is no divergence. NWJ's is exact.
-    known = [name for name, m in METHODS.items() if m.bound in ("mean", "nwj")]
-    if method not in known:
-        raise UserError(
-            f"method: got {method!r}, expected one that estimates a log-ratio: {', '.join(known)}."
-        )
-
-
-def check_variables(x: ArrayLike, y: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def check_variables(x: ArrayLike, y: ArrayLike) -> tuple[Array, Array]:
     r"""Returns both variables with shapes :math:`(n, d)`, or refuses them.
 
-    Arguments:
-        x: The first variable, see :func:`mutual_information`.
-        y: The second variable.
-
-    Raises:
-        UserError: As :func:`mutual_information`.
+    Arguments and errors are those of :func:`mutual_information`.
     """
-    first, second = finite_rows("x", x), finite_rows("y", y)
-    n = len(first)
-    if len(second) != n:
-        raise UserError(f"x and y: got {n} and {len(second)} rows, expected as many of each.")
-    if n < LEAST_ROWS:
-        raise UserError(f"x and y: got {n} rows, expected at least {LEAST_ROWS}.")
-    _check_continuous("x", first)
-    _check_continuous("y", second)
-    ranks = rankdata(second, axis=0)
-    for i, column in enumerate(rankdata(first, axis=0).T):
-        for kind, order in (("an increasing", column), ("a decreasing", n + 1 - column)):
-            same = np.flatnonzero((order[:, None] == ranks).all(axis=0))
-            if len(same):
-                raise UserError(
-                    f"x and y: column {i} of x is {kind} function of column {same[0]} of y, "
-                    "expected others; the information is infinite."
-                )
+    first, second = _paired(x, y, LEAST_ROWS)
+    problem = _repetition("x", first) or _repetition("y", second) or _function(first, second)
+    if problem:
+        raise UserError(problem)
     return first, second
 
 
-def _check_continuous(name: str, array: NDArray[np.float64]) -> None:
+def _paired(x: ArrayLike, y: ArrayLike, least: int) -> tuple[Array, Array]:
+    first, second = read_rows("x", x, least=least), read_rows("y", y, least=least)
+    if len(first) != len(second):
+        raise UserError(
+            f"x and y: got {len(first)} and {len(second)} rows, expected as many of each."
+        )
+    return first, second
+
+
+def _repetition(name: str, array: Array) -> str | None:
+    r"""Returns which column is constant or discrete."""
     for i, column in enumerate(array.T):
-        if (column == column[0]).all():
-            raise UserError(
-                f"{name}: column {i} is constant over {len(array)} rows, expected continuous "
-                "numbers; leave it out."
-            )
         if found := repetition(column):
-            raise UserError(
-                f"{name}: column {i} {found}, expected continuous numbers; add noise or use a "
-                "plug-in estimator for discrete data."
+            return (
+                f"{name}: column {i} {found}, expected continuous numbers; leave out a constant, "
+                "add noise to discrete data or use a plug-in estimator for it."
             )
+    return None
+
+
+def _function(x: Array, y: Array) -> str | None:
+    r"""Returns which column of `x` is a monotone function of one of `y`."""
+    ranks = rankdata(y, axis=0)
+    for i, column in enumerate(rankdata(x, axis=0).T):
+        for kind, order in (("an increasing", column), ("a decreasing", len(x) + 1 - column)):
+            same = np.flatnonzero((order[:, None] == ranks).all(axis=0))
+            if len(same):
+                return (
+                    f"x and y: column {i} of x is {kind} function of column {same[0]} of y, "
+                    "expected others; the information is infinite."
+                )
+    return None
 
 
 def _cross_fit(
-    x: NDArray[np.float64],
-    y: NDArray[np.float64],
+    x: Array,
+    y: Array,
     train: NDArray[np.int64],
     test: NDArray[np.int64],
     method: str,
     options: FitOptions,
     progress: bool,
-) -> NDArray[np.float64]:
+) -> Array:
     r"""Fits to the rows `train` and returns the log-ratios of the rows `test`."""
     size = x.shape[1]
     both = torch.as_tensor(np.concatenate([x, y], axis=1))
@@ -305,65 +283,48 @@ def _shuffled(rows: Tensor, size: int) -> DrawPairs:
     return draw
 
 
-# Noise that tells equal points apart, relative to a column's scale; scikit-learn's own.
-JITTER = 1e-10
-
-
 def ksg(x: ArrayLike, y: ArrayLike, neighbours: int = 3) -> float:
     r"""Estimates the mutual information of two variables from nearest neighbours.
 
-    In more than a few dimensions the estimate is too small: neighbours are far away.
+    In more than a few dimensions the estimate is too small: neighbours are far away. Pairs of
+    scalars are left to scikit-learn. The norm weighs coordinates by their scale, so they are
+    brought to unit variance first; monotone maps, such as normal scores
+    (:class:`ood_osdre.tasks.features.NormalScores`), are the caller's.
 
     Arguments:
         x: The first variable, with shape :math:`(n)` or :math:`(n, d_x)`.
         y: The second variable, with shape :math:`(n)` or :math:`(n, d_y)`.
-        neighbours: The number :math:`k` of neighbours.
+        neighbours: The number :math:`k \geq 1` of neighbours.
 
     Returns:
         The estimate, in nats, never negative.
 
     Raises:
-        UserError: If a value is no real number, NaN, infinite or masked.
-        ValueError: If shapes do not match, or there are not more pairs than neighbours.
-        TypeError: If `neighbours` is no whole number.
+        UserError: If a value is no real number, NaN, infinite or masked, shapes do not match, or
+            there are not more pairs than neighbours.
 
     Example:
         >>> x = np.random.default_rng(0).normal(size=(500, 2))
         >>> ksg(x, x + 0.1) > 3
         True
     """
-    if not isinstance(neighbours, int | np.integer):
-        raise TypeError(f"'neighbours' should be a whole number, got {neighbours!r}.")
-    first, second = _matrix("x", x), _matrix("y", y)
-    n = len(first)
-    if len(second) != n or n <= neighbours or neighbours < 1:
-        raise ValueError(
-            f"Expected more pairs than 'neighbours' of at least 1, got {n} and {len(second)} "
-            f"rows and {neighbours}."
-        )
+    assert neighbours >= 1, "'neighbours' should be at least 1"
+    first, second = map(_unit, _paired(x, y, neighbours + 1))
     if first.shape[1] == second.shape[1] == 1:
         values = mutual_info_regression(
             first, second.ravel(), n_neighbors=neighbours, random_state=0
         )
         return float(values[0])
-    return _several(first, second, neighbours)
+    return _neighbours(first, second, neighbours)
 
 
-def _matrix(name: str, values: ArrayLike) -> NDArray[np.float64]:
-    array = real_values(name, values)
-    if array.ndim == 1:
-        array = array[:, None]
-    if array.ndim != 2 or not array.size:
-        raise ValueError(f"{name!r} should have shape (n) or (n, d), got {array.shape}.")
-    bad = int((~np.isfinite(array)).any(axis=1).sum())
-    if bad:
-        raise UserError(f"{name}: {bad} of {len(array)} rows hold NaN or infinity, expected none.")
-    # To size one, or the squares of a variance may overflow or vanish.
-    peak = np.abs(array).max(axis=0)
-    return array / np.where(peak > 0, peak, 1.0)
+def _unit(x: Array) -> Array:
+    r"""Returns columns of size one, or the squares of a variance may overflow or vanish."""
+    peak = np.abs(x).max(axis=0)
+    return x / np.where(peak > 0, peak, 1.0)
 
 
-def _several(x: NDArray[np.float64], y: NDArray[np.float64], neighbours: int) -> float:
+def _neighbours(x: Array, y: Array, neighbours: int) -> float:
     rng = np.random.default_rng(0)
     x, y = _scaled(x, rng), _scaled(y, rng)
     both = np.hstack([x, y])
@@ -378,7 +339,7 @@ def _several(x: NDArray[np.float64], y: NDArray[np.float64], neighbours: int) ->
     return max(0.0, float(digamma(neighbours) + digamma(len(x)) - sums.mean()))
 
 
-def _scaled(x: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.float64]:
+def _scaled(x: Array, rng: np.random.Generator) -> Array:
     scale = x.std(axis=0)
     x = (x - x.mean(axis=0)) / np.where(scale > 0, scale, 1.0)
     return x + JITTER * rng.normal(size=x.shape)

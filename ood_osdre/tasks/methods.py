@@ -12,48 +12,55 @@ time derivative by automatic differentiation. `os-dre-tsm` shares the objective 
 the derivative in closed form.
 """
 
-__all__ = ["METHODS", "Context", "FitOptions", "Method", "Options", "settled"]
+__all__ = [
+    "METHODS",
+    "Context",
+    "FitOptions",
+    "Method",
+    "OptionsLike",
+    "check_method",
+    "direct",
+    "fit_options",
+    "likelihood",
+    "one_step",
+]
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 from pydantic import Field
-from torch import Tensor, nn
+from torch import nn
 
+from ..errors import UserError, did_you_mean
 from ..models.bases import RBFBasis
 from ..models.networks import MLP, CoefficientNetwork
 from ..models.ratio import DirectRatio, OneStepRatio, RatioModel
 from ..models.time_conditioned import TimeConditionedMLP, TimeConditionedRatio
-from ..objectives import (
-    Batch,
+from ..objectives.base import Objective, Term
+from ..objectives.bounds import DonskerVaradhan, NormalisedLikelihood, Proposal, VariationalBound
+from ..objectives.conditional import (
     ConditionalScoreMatching,
-    EndPointLoss,
-    Objective,
-    PathDifference,
-    Ratio,
-    Term,
     TimeConditionedConditionalMatching,
+)
+from ..objectives.endpoint import EndPointLoss
+from ..objectives.marginal import (
+    PathDifference,
     TimeConditionedScoreMatching,
     TimeScoreMatching,
 )
-from ..objectives.endpoint import EndTerm, capped_exp
-from ..options import Count, Natural, Positive, Weight
-from ..options import Options as _Options
+from ..options import Count, Natural, Options, Positive, Weight
 from ..paths.gaussian import GaussianPath, Moments
 from ..paths.noises import DDBINoise
 from ..paths.times import InverseVarianceWeight
 from ..training.distributed import find_device
 from .features import OrthonormalBasis, QuadraticFeatures, TimeConditionedFeatures
 
-Bound: TypeAlias = Literal["mean", "nwj", "dv", "infonce"]
-
 # The bridge's variance rate and the floor of D3RE's path, for standardised data.
 D3RE_NOISE = 0.5, 0.005
 
 
-class FitOptions(_Options):
+class FitOptions(Options):
     r"""How a ratio is fitted; the same for every method of a comparison.
 
     Attributes:
@@ -119,32 +126,29 @@ class FitOptions(_Options):
         return self.replace(device=device, steps=steps, lr=self.lr if lr is None else lr)
 
 
-Options: TypeAlias = FitOptions | Mapping[str, Any] | None
+#: What a caller may give for options: all of them, those that differ from the defaults, or none.
+OptionsLike: TypeAlias = FitOptions | Mapping[str, Any] | None
 
 
-def settled(options: Options, defaults: FitOptions) -> FitOptions:
-    r"""Returns the options of a fit.
+def fit_options(options: OptionsLike, defaults: FitOptions) -> FitOptions:
+    r"""Returns the options of a fit, defaults filled in.
 
     Arguments:
         options: All of them, or those that differ from the defaults by name; None for none.
         defaults: The defaults of what is fitted.
 
     Raises:
-        UserError: If an option is unknown or out of range, or its device is not available.
-        TypeError: If `options` is something else.
+        UserError: If they are no options, one is unknown or out of range, or the device is not
+            available.
     """
     if options is None:
         return defaults
-    if isinstance(options, FitOptions):
-        find_device(options.device, "options: device")
-        return options
-    if not isinstance(options, Mapping):
-        raise TypeError(
-            f"'options' should be a mapping or FitOptions, got {type(options).__name__}."
-        )
-    chosen = FitOptions.of({**dict(defaults), **options}, "options")
-    find_device(chosen.device, "options: device")
-    return chosen
+    if isinstance(options, Mapping):
+        options = {**dict(defaults), **options}
+    if not isinstance(options, FitOptions):
+        options = FitOptions.of(options, "options")
+    find_device(options.device, "options: device")
+    return options
 
 
 class Context(NamedTuple):
@@ -181,78 +185,71 @@ class Method:
     objective: Callable[[Context], Objective]
     kernel: bool = False
     solver: bool = False
-    bound: Bound = "mean"
+    bound: Literal["mean", "nwj", "dv", "infonce"] = "mean"
 
 
-class DonskerVaradhan(EndTerm):
-    r"""The loss of MINE, :math:`\log \mathbb{E}_{p_0}[e^f] - \mathbb{E}_{p_1}[f]`, over a batch.
+def check_method(name: object, known: Iterable[str]) -> None:
+    r"""Refuses a method that is not among those that can be used.
 
-    Its minimiser is the log-ratio up to a constant.
-
-    References:
-        | Mutual Information Neural Estimation (Belghazi et al., 2018)
-        | https://arxiv.org/abs/1801.04062
+    Raises:
+        UserError: If it is not.
     """
-
-    def loss(self, ratio: Ratio, draw: Batch, at: Mapping[str, Any]) -> Tensor:
-        f_0, f_1 = (ratio.log_ratio_at(at[name]) for name in self.names)
-        return f_0.logsumexp(dim=0) - math.log(len(f_0)) - f_1
-
-
-class VariationalBound(EndTerm):
-    r"""The loss of NWJ, :math:`\mathbb{E}_{p_0}[e^f] - \mathbb{E}_{p_1}[f]`, its gain without end.
-
-    With :math:`f` the log-ratio, the bound's critic is :math:`f + 1`. Where :func:`capped_exp` has
-    its cap beyond the log-ratio, the minimiser is the log-ratio.
-
-    Arguments:
-        cap: The exponent from which the exponential goes on as its tangent.
-
-    References:
-        | Estimating divergence functionals and the likelihood ratio by convex risk minimization
-        | (Nguyen et al., 2010) https://arxiv.org/abs/0809.0853
-    """
-
-    def __init__(self, cap: float) -> None:
-        super().__init__(clean=True)
-        self.cap = cap
-
-    def loss(self, ratio: Ratio, draw: Batch, at: Mapping[str, Any]) -> Tensor:
-        f_0, f_1 = (ratio.log_ratio_at(at[name]) for name in self.names)
-        return capped_exp(f_0, self.cap) - f_1
+    known = tuple(known)
+    if name not in known:
+        near = did_you_mean(str(name), known)
+        raise UserError(f"method: got {name!r}{near}, expected one of {', '.join(known)}.")
 
 
 def one_step(context: Context) -> RatioModel:
     r"""Builds a one-step ratio, on an orthonormal recombination of the basis."""
     o = context.options
-    backbone, features = build_backbone(context)
+    backbone, features = _backbone(context)
     basis = OrthonormalBasis(RBFBasis(o.kernel, o.size, o.sigma, learnable=o.learnable))
     return OneStepRatio(CoefficientNetwork(backbone, features, o.size), basis)
 
 
 def direct(context: Context) -> RatioModel:
     r"""Builds a network whose one output is the log-ratio."""
-    return DirectRatio(*build_backbone(context))
+    return DirectRatio(*_backbone(context))
 
 
-def time_conditioned(context: Context) -> RatioModel:
+def _time_conditioned(context: Context) -> RatioModel:
     r"""Builds a time-conditioned network under the trapezoidal rule."""
     o = context.options
     network: nn.Module
     if o.backbone == "mlp":
         network = TimeConditionedMLP(context.dim, o.features, o.depth)
     else:
-        network = TimeConditionedFeatures(*build_backbone(context))
+        network = TimeConditionedFeatures(*_backbone(context))
     return TimeConditionedRatio(network, o.evaluations, context.path.t_range)
 
 
-def build_backbone(context: Context) -> tuple[nn.Module, int]:
+def _backbone(context: Context) -> tuple[nn.Module, int]:
     r"""Builds the backbone of the options and returns it with its number of features."""
     o = context.options
     if o.backbone == "mlp":
         return MLP(context.dim, o.features, o.depth), o.features
     quadratic = QuadraticFeatures(context.dim, None if o.backbone == "quadratic" else o.block)
     return quadratic, quadratic.features
+
+
+def likelihood(context: Context, proposal: Proposal) -> Objective:
+    r"""Builds the objective of the normalised likelihood.
+
+    Arguments:
+        context: What it is built from; its points are those of the reference as they are.
+        proposal: The proposal.
+
+    Raises:
+        UserError: If the points are standardised, in which :math:`p_0` is another.
+    """
+    if (found := context.options.standardise) != "no":
+        raise UserError(
+            f"standardise: got {found!r} with a likelihood, expected 'no'; its reference is "
+            "N(0, I) of the points as they are."
+        )
+    term = NormalisedLikelihood(proposal, context.path.t_range, context.options.cap)
+    return Objective({"loss": (1.0, term)})
 
 
 def _single(make: Callable[[Context], Term]) -> Callable[[Context], Objective]:
@@ -263,7 +260,7 @@ def _one_step(label: str, make: Callable[[Context], Term]) -> Method:
     return Method(label, one_step, _single(make), kernel=True)
 
 
-def _direct(label: str, loss: str, bound: Bound = "mean") -> Method:
+def _direct(label: str, loss: str, bound: Literal["mean", "infonce"] = "mean") -> Method:
     make = _single(lambda c: EndPointLoss(loss=loss, clean=True, cap=c.options.cap))
     return Method(label, direct, make, bound=bound)
 
@@ -286,11 +283,11 @@ METHODS: dict[str, Method] = {
     "os-dre-logistic": _one_step("OS-DRE (logistic)", lambda c: EndPointLoss(c.path)),
     "dre-inf": Method(
         "DRE-∞",
-        time_conditioned,
+        _time_conditioned,
         _single(lambda c: TimeConditionedScoreMatching(c.path)),
         solver=True,
     ),
-    "d3re": Method("D³RE", time_conditioned, _single(_d3re), solver=True),
+    "d3re": Method("D³RE", _time_conditioned, _single(_d3re), solver=True),
     "logistic": _direct("Logistic", "logistic"),
     "kliep": _direct("KLIEP", "kliep"),
     "lsif": _direct("LSIF", "lsif"),

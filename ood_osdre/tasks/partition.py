@@ -6,7 +6,7 @@ known before its likelihoods mean anything: those of the normalised density are
 :math:`\log \hat p(x) - \log \hat Z`. Here :math:`\log \hat Z` (nats) is estimated
 
 - on a **grid**, in two dimensions: deterministic, the best where it applies;
-- by **importance sampling** from a proposal :math:`q` with a density:
+- by **importance sampling** from a proposal :math:`q`, a mixture of Gaussians:
   :math:`\hat Z = \mathbb{E}_q[\hat p / q]`, unbiased, with a small error if :math:`q` covers
   :math:`\hat p`;
 - by **annealed importance sampling** (AIS) from :math:`p_0 = \mathcal{N}(0, I)` through
@@ -19,30 +19,34 @@ them too, so the effective number of draws is returned beside it.
 References:
     | Annealed importance sampling (Neal, 2001)
     | https://arxiv.org/abs/physics/9803008
-
-Coordinates without correlations, in which a standard normal is a closer reference.
 """
 
 __all__ = [
+    "GaussianMixture",
     "LogMass",
-    "Parts",
-    "Proposal",
-    "Whitening",
     "annealed_mass",
     "grid_mass",
+    "grid_points",
     "importance_mass",
+    "isotropic",
     "log_normal",
+    "weights_mass",
 ]
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Generator, Tensor
 
+from ..objectives.bounds import log_normal
+
 LogDensity = Callable[[Tensor], Tensor]
 
+# Points whose density is evaluated at once, so that many components fit in memory.
+CHUNK = 1024
 # The acceptance rate that the step sizes of annealing are tuned to.
 ACCEPTANCE = 0.65
 
@@ -62,27 +66,95 @@ class LogMass(NamedTuple):
     effective: float
 
 
-class Proposal(Protocol):
-    r"""A distribution that can be drawn from and evaluated."""
+@dataclass(frozen=True)
+class GaussianMixture:
+    r"""A mixture :math:`\sum_k w_k \, \mathcal{N}(m_k, A_k A_k^\top)`, in double precision.
 
-    def sample(self, n: int, generator: Generator, /) -> Tensor:
-        r"""Draws points, with shape :math:`(N, d)`."""
+    Attributes:
+        means: The means :math:`m_k`, with shape :math:`(K, d)`.
+        factors: The factors :math:`A_k` of the covariances, with shape :math:`(K, d, d)`.
+        weights: The weights :math:`w_k`, which add up to one, with shape :math:`(K)`.
 
-    def log_density(self, x: Tensor, /) -> Tensor:
-        r"""Evaluates the log-density, in nats, with shape :math:`(N)`."""
-
-
-def log_normal(x: Tensor) -> Tensor:
-    r"""Returns the log-density of :math:`\mathcal{N}(0, I)` in double precision.
-
-    Arguments:
-        x: The points, with shape :math:`(N, d)`.
-
-    Returns:
-        The log-densities, in nats, with shape :math:`(N)`.
+    Example:
+        >>> mixture = GaussianMixture.fit(torch.randn(100, 3), components=2, defensive=0.1)
+        >>> mixture.sample(5, torch.Generator()).shape
+        torch.Size([5, 3])
     """
-    x = x.double()
-    return -x.square().sum(dim=1) / 2 - x.shape[1] / 2 * math.log(2 * math.pi)
+
+    means: Tensor
+    factors: Tensor
+    weights: Tensor
+
+    @classmethod
+    def fit(
+        cls,
+        x: Tensor,
+        components: int,
+        defensive: float = 0.0,
+        inflation: float = 1.0,
+        seed: int = 0,
+    ) -> "GaussianMixture":
+        r"""Fits a mixture to a sample, with scikit-learn.
+
+        Arguments:
+            x: The sample, with shape :math:`(N, d)`.
+            components: The number of components.
+            defensive: The weight of a further component, :math:`\mathcal{N}(0, I)`, which keeps
+                importance weights of anything close to it bounded.
+            inflation: The factor on the covariances.
+            seed: The seed of the initialisation.
+        """
+        from sklearn.mixture import GaussianMixture as Fit
+
+        fit = Fit(components, reg_covar=1e-4, random_state=seed).fit(x.cpu().double().numpy())
+        means, weights = torch.as_tensor(fit.means_), torch.as_tensor(fit.weights_)
+        factors = torch.linalg.cholesky(inflation * torch.as_tensor(fit.covariances_))
+        if defensive:
+            identity = torch.eye(x.shape[1], dtype=torch.float64)
+            means = torch.cat([means, torch.zeros_like(means[:1])])
+            factors = torch.cat([factors, identity[None]])
+            weights = torch.cat([(1 - defensive) * weights, weights.new_tensor([defensive])])
+        return cls(means, factors, weights)
+
+    def sample(self, n: int, generator: Generator) -> Tensor:
+        r"""Draws points, :math:`(N, d)`, in the default precision, on the generator's device."""
+        u = torch.rand(n, generator=generator, device=generator.device)
+        z = torch.randn(n, self.means.shape[1], generator=generator, device=generator.device)
+        return self.place(u, z)
+
+    def place(self, u: Tensor, z: Tensor) -> Tensor:
+        r"""Maps random numbers to points of the mixture.
+
+        Arguments:
+            u: Uniform numbers in [0, 1], which choose the components, with shape :math:`(N)`.
+            z: Standard normal numbers, with shape :math:`(N, d)`.
+
+        Returns:
+            The points, with shape :math:`(N, d)`.
+        """
+        k = torch.searchsorted(self.weights.cumsum(0).to(u), u).clamp(max=len(self.weights) - 1)
+        return self.means.to(z)[k] + torch.einsum("nij,nj->ni", self.factors.to(z)[k], z)
+
+    def log_density(self, x: Tensor) -> Tensor:
+        r"""Returns the log-density of points, :math:`(N, d)`, in nats, double precision."""
+        means, factors = self.means.to(x.device), self.factors.to(x.device)
+        dim = means.shape[1]
+        inverses = torch.linalg.inv(factors)
+        shifts = torch.einsum("kij,kj->ki", inverses, means)
+        volumes = torch.linalg.slogdet(factors)[1] + dim / 2 * math.log(2 * math.pi)
+        constants = self.weights.to(x.device).log() - volumes
+        parts = []
+        for part in x.split(CHUNK):
+            z = torch.einsum("kij,nj->nki", inverses, part.double()) - shifts
+            parts.append((constants - z.square().sum(dim=2) / 2).logsumexp(dim=1))
+        return torch.cat(parts)
+
+
+def isotropic(dim: int, std: float = 1.0) -> GaussianMixture:
+    r"""Returns :math:`\mathcal{N}(0, \sigma^2 I)` in `dim` dimensions, of the deviation `std`."""
+    factor = std * torch.eye(dim, dtype=torch.float64)
+    one = torch.ones(1, dtype=torch.float64)
+    return GaussianMixture(torch.zeros(1, dim, dtype=torch.float64), factor[None], one)
 
 
 def grid_points(half_width: float, size: int) -> Tensor:
@@ -99,22 +171,15 @@ def grid_mass(log_density: LogDensity, half_width: float = 6.0, size: int = 241)
     far below, as long as the grid resolves the density at all.
 
     Arguments:
-        log_density: The log-density of points, from :math:`(N, 2)` to :math:`(N)`.
+        log_density: The log-density of points, from :math:`(N, 2)` to :math:`(N)` nats.
         half_width: The half-width of the square.
         size: The odd number of points along a side.
-
-    Returns:
-        The log-mass, in nats, with its error.
-
-    Raises:
-        ValueError: If `size` is even or below 3.
 
     Example:
         >>> abs(grid_mass(log_normal).value) < 1e-6
         True
     """
-    if size < 3 or size % 2 == 0:
-        raise ValueError(f"'size' should be odd and at least 3, got {size}.")
+    assert size % 2 == 1 and size >= 3, "'size' should be odd and at least 3"  # noqa: PT018
     values = log_density(grid_points(half_width, size)).double().reshape(size, size)
     step = 2 * half_width / (size - 1)
 
@@ -126,19 +191,9 @@ def grid_mass(log_density: LogDensity, half_width: float = 6.0, size: int = 241)
 
 
 def importance_mass(
-    log_density: LogDensity, proposal: Proposal, n: int, generator: Generator
+    log_density: LogDensity, proposal: GaussianMixture, n: int, generator: Generator
 ) -> LogMass:
-    r"""Integrates a density by importance sampling.
-
-    Arguments:
-        log_density: The log-density of points, from :math:`(N, d)` to :math:`(N)`.
-        proposal: The distribution :math:`q` to draw from.
-        n: The number of draws.
-        generator: The source of randomness.
-
-    Returns:
-        The log-mass, in nats, with its error and the effective number of draws.
-    """
+    r"""Integrates a density, from :math:`(N, d)` to :math:`(N)` nats, by `n` weighted draws."""
     x = proposal.sample(n, generator)
     return weights_mass(log_density(x).double() - proposal.log_density(x))
 
@@ -177,33 +232,34 @@ def annealed_mass(
         chains: The number of chains, which are independent.
         levels: The number of densities.
         leapfrog: The number of leapfrog steps of a transition.
-
-    Returns:
-        The log-mass, in nats, with its error and the effective number of chains.
     """
     # Levels crowd where the density changes fastest, at the start.
     betas = torch.linspace(0, 1, levels + 1)[1:] ** 2
-    _, steps = _anneal(log_ratio, dim, generator, max(chains // 4, 16), betas, leapfrog, None)
-    log_weights, _ = _anneal(log_ratio, dim, generator, chains, betas, leapfrog, steps)
-    return weights_mass(log_weights)
+
+    def run(chains: int, steps: list[float] | None) -> tuple[Tensor, list[float]]:
+        x = torch.randn(chains, dim, generator=generator, device=generator.device)
+        return _anneal(log_ratio, x, betas.tolist(), leapfrog, steps, generator)
+
+    _, steps = run(max(chains // 4, 16), None)
+    return weights_mass(run(chains, steps)[0])
 
 
 def _anneal(
     log_ratio: LogDensity,
-    dim: int,
-    generator: Generator,
-    chains: int,
-    betas: Tensor,
+    x: Tensor,
+    betas: list[float],
     leapfrog: int,
     steps: list[float] | None,
+    generator: Generator,
 ) -> tuple[Tensor, list[float]]:
-    r"""Runs the chains and returns their log-weights and the step size of each level."""
-    size, used = 0.5, []
-    x = torch.randn(chains, dim, generator=generator, device=generator.device)
-    log_weights = torch.zeros(chains, dtype=torch.float64, device=x.device)
-    before = 0.0
+    r"""Moves chains from the first density to the last.
+
+    Returns their log-weights and the step size of each level, which is tuned if `steps` is None.
+    """
+    size, used, before = 0.5, [], 0.0
+    log_weights = torch.zeros(len(x), dtype=torch.float64, device=x.device)
     f, slope = _value_and_slope(log_ratio, x)
-    for i, beta in enumerate(betas.tolist()):
+    for i, beta in enumerate(betas):
         log_weights += (beta - before) * f.double()
         before = beta
         size = size if steps is None else steps[i]
@@ -231,21 +287,15 @@ def _transition(
     def energy(x: Tensor, f: Tensor, momentum: Tensor) -> Tensor:
         return x.square().sum(dim=1) / 2 - beta * f + momentum.square().sum(dim=1) / 2
 
-    start = energy(x, f, momentum)
     y, g, along = x, f, slope
     p = momentum + size / 2 * (beta * along - y)
     for i in range(leapfrog):
         y = y + size * p
         g, along = _value_and_slope(log_ratio, y)
         p = p + (size if i < leapfrog - 1 else size / 2) * (beta * along - y)
-    accepted = u.log() < start - energy(y, g, p)
-    keep = accepted[:, None]
-    return (
-        torch.where(keep, y, x),
-        torch.where(accepted, g, f),
-        torch.where(keep, along, slope),
-        accepted.double().mean().item(),
-    )
+    accepted = u.log() < energy(x, f, momentum) - energy(y, g, p)
+    x, slope = (torch.where(accepted[:, None], *pair) for pair in ((y, x), (along, slope)))
+    return x, torch.where(accepted, g, f), slope, accepted.double().mean().item()
 
 
 @torch.enable_grad()
@@ -254,55 +304,3 @@ def _value_and_slope(log_ratio: LogDensity, x: Tensor) -> tuple[Tensor, Tensor]:
     f = log_ratio(x)
     (slope,) = torch.autograd.grad(f.sum(), x)
     return f.detach(), slope
-
-
-class Whitening(NamedTuple):
-    r"""The map to coordinates without correlations, :math:`z = L^{-1} (x - m)`.
-
-    Attributes:
-        mean: The mean :math:`m`, with shape :math:`(d)`, in double precision.
-        root: The Cholesky factor :math:`L` of the covariance, with shape :math:`(d, d)`.
-    """
-
-    mean: Tensor
-    root: Tensor
-
-    @classmethod
-    def of(cls, train: Tensor) -> "Whitening":
-        r"""Returns the map of some rows, with shape :math:`(N, d)`."""
-        mean = train.double().mean(dim=0)
-        return cls(
-            mean, torch.linalg.cholesky((train.double() - mean).T.cov().reshape(mean.shape * 2))
-        )
-
-    def __call__(self, x: Tensor) -> Tensor:
-        r"""Maps rows, with shape :math:`(N, d)`."""
-        z = torch.linalg.solve_triangular(self.root, (x.double() - self.mean).T, upper=False)
-        return z.T.to(x)
-
-    @property
-    def log_volume(self) -> float:
-        r"""What the map adds to a log-density, :math:`-\log |L|`."""
-        return -self.root.diagonal().log().sum().item()
-
-
-class Parts(NamedTuple):
-    r"""The parts of a table, in coordinates of some kind.
-
-    Attributes:
-        train: The training rows, with shape :math:`(N, d)`.
-        val: The validation rows.
-        test: The test rows.
-        log_volume: What the map to the coordinates adds to a log-density.
-    """
-
-    train: Tensor
-    val: Tensor
-    test: Tensor
-    log_volume: float = 0.0
-
-    def whitened(self) -> "Parts":
-        r"""Returns the parts in coordinates in which the training part has no correlations."""
-        forward = Whitening.of(self.train)
-        train, val, test = (forward(x) for x in (self.train, self.val, self.test))
-        return Parts(train, val, test, self.log_volume + forward.log_volume)

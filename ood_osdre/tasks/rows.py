@@ -1,13 +1,29 @@
-r"""A user's rows of numbers, and what a caller's function draws, checked where they come in."""
+r"""A user's rows of numbers: checked where they come in, and the linear maps of rows.
 
-__all__ = ["check_rows", "checked_pairs", "finite_rows", "real_values", "repetition"]
+Every array of a user passes :func:`read_rows` once. What more a density needs of its rows is in
+:func:`check_rows`, what a function may draw for a fit in :func:`check_pairs`.
+"""
+
+__all__ = [
+    "Affine",
+    "Parts",
+    "Whitening",
+    "check_pairs",
+    "check_rows",
+    "read_rows",
+    "refuse_mask",
+    "repetition",
+]
+
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from sklearn.utils import check_array
 from torch import Tensor
 
-from ..errors import UserError
+from ..errors import UserError, one_line
 
 Array = NDArray[np.float64]
 
@@ -21,69 +37,53 @@ LEAST_VARIANCE = 1e-10
 MOST_REPEATED, LEAST_DISTINCT = 0.05, 0.1
 
 
-def real_values(name: str, values: object) -> NDArray[np.float64]:
-    r"""Returns a user's numbers in double precision, or says why they are none.
+def read_rows(name: str, values: object, columns: int | None = None, least: int = 1) -> Array:
+    r"""Returns a user's rows in double precision, or says why they are none.
 
     Arguments:
         name: What to call them in errors.
-        values: An array or what makes one, or a tensor on any device, of any real type.
-
-    Raises:
-        UserError: If a value is masked, or they are no real numbers, as dates and complex ones.
-    """
-    if isinstance(values, Tensor) and not values.is_complex():
-        values = values.detach().cpu().double().numpy()
-    if np.ma.is_masked(values):
-        count = int(np.ma.count_masked(values))
-        raise UserError(f"{name}: {count} values are masked, expected an array without a mask.")
-    try:
-        array = np.asarray(values)
-        if array.dtype.kind in "fiubO":
-            return array.astype(np.float64)
-    except (TypeError, ValueError, RuntimeError):
-        raise UserError(f"{name}: expected numbers, {_something_else(values)}.") from None
-    raise UserError(f"{name}: expected numbers, got dtype {array.dtype}.")
-
-
-def finite_rows(name: str, values: object) -> NDArray[np.float64]:
-    r"""Returns a user's rows, or says why they are none.
-
-    Arguments:
-        name: What to call them in errors.
-        values: Numbers with shape :math:`(n)` or :math:`(n, d)`, see :func:`real_values`.
+        values: Finite real numbers with shape :math:`(n)` or :math:`(n, d)`: an array or what
+            makes one, a data frame, or a tensor of any real type on any device.
+        columns: The number :math:`d` of columns; None for any.
+        least: The least number of rows.
 
     Returns:
         The rows, with shape :math:`(n, d)`.
 
     Raises:
-        UserError: If they are no numbers, masked, none at all, of another shape, or not finite.
+        UserError: If they are something else, or one is masked.
     """
-    array = real_values(name, values)
-    if array.ndim == 1:
-        array = array[:, None]
-    if array.ndim != 2 or not array.size:
-        raise UserError(f"{name}: got shape {array.shape}, expected (n,) or (n, d).")
-    bad = int((~np.isfinite(array)).any(axis=1).sum())
-    if bad:
-        raise UserError(f"{name}: {bad} of {len(array)} rows hold NaN or infinity, expected none.")
-    return array
+    refuse_mask(name, values)
+    try:
+        if isinstance(values, Tensor):
+            values = values.detach().cpu()
+            values = (values if values.is_complex() else values.double()).numpy()
+        with np.errstate(over="ignore", invalid="ignore"):  # it sums numbers of any size
+            rows = check_array(
+                values, dtype="numeric", ensure_2d=False, ensure_min_samples=least, input_name=name
+            )
+        rows = rows.astype(np.float64, casting="same_kind")  # dates are no numbers
+        rows = rows[:, None] if rows.ndim == 1 else rows
+        problem = "" if columns in (None, rows.shape[1]) else f"got shape {rows.shape}"
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        problem = one_line(error).rstrip(".")
+    if problem:
+        shape = "(n,) or (n, d)" if columns is None else f"(n, {columns})"
+        raise UserError(
+            f"{name}: {problem}; expected finite numbers with shape {shape}, n at least {least}."
+        )
+    return rows
 
 
-def _something_else(values: object) -> str:
-    r"""Returns where a user's values hold no numbers, of a data frame the column."""
-    columns, dtypes = (getattr(values, name, ()) for name in ("columns", "dtypes"))
-    for column, dtype in zip(columns, dtypes, strict=False):
-        if getattr(dtype, "kind", "O") not in "fiub":
-            return f"column {column!r} holds {dtype}"
-    return "got something else"
+def refuse_mask(name: str, values: object) -> None:
+    r"""Refuses masked values, which other libraries would take for numbers."""
+    if np.ma.is_masked(values):
+        count = int(np.ma.count_masked(values))
+        raise UserError(f"{name}: {count} values are masked, expected an array without a mask.")
 
 
-def repetition(column: NDArray[np.float64]) -> str | None:
-    r"""Returns how a column repeats its values, if it does so like a discrete one, else None.
-
-    Arguments:
-        column: The values, with shape :math:`(n)`.
-    """
+def repetition(column: Array) -> str | None:
+    r"""Returns how a column, :math:`(n)`, repeats its values if it is discrete, else None."""
     n, counts = len(column), np.unique(column, return_counts=True)[1]
     if len(counts) < LEAST_DISTINCT * n:
         return f"has {len(counts)} distinct values among {n} rows"
@@ -93,36 +93,39 @@ def repetition(column: NDArray[np.float64]) -> str | None:
 
 
 def check_rows(name: str, x: Array, least: int = LEAST_ROWS) -> None:
-    r"""Refuses rows that no density can be fitted to.
-
-    Arguments:
-        name: What to call them in errors.
-        x: The rows, with shape :math:`(N, d)`.
-        least: The least number of rows; twice the columns are needed in any case.
+    r"""Refuses rows, :math:`(N, d)`, that no density can be fitted to.
 
     Raises:
-        UserError: If there are too few of them, or a column is constant, a linear function of
-            others, or of a size that has no variance in double precision.
+        UserError: If there are fewer than `least` or twice the columns, or a column is constant, a
+            linear function of others, or of a size that has no variance in double precision.
     """
-    n, d = x.shape
-    if n < max(least, 2 * d):
-        raise UserError(f"{name}: {n} rows, expected at least {max(least, 2 * d)}.")
-    still = np.flatnonzero(x.min(axis=0) == x.max(axis=0))
-    if len(still):
-        raise UserError(f"{name}: column {still[0]} is constant, expected one that varies.")
+    if problem := _obstacle(x, max(least, 2 * x.shape[1])):
+        raise UserError(f"{name}: {problem}.")
+
+
+def _obstacle(x: Array, least: int) -> str | None:
+    r"""Returns why no density can be fitted to rows, None if one can."""
+    if len(x) < least:
+        return f"{len(x)} rows, expected at least {least}"
+    constant = x.min(axis=0) == x.max(axis=0)
+    if constant.any():
+        return f"column {constant.argmax()} is constant, expected one that varies"
     with np.errstate(over="ignore", under="ignore"):
         deviation = x.std(axis=0)
-    for i in np.flatnonzero(~((deviation > 0) & np.isfinite(deviation))):
-        raise UserError(
-            f"{name}: column {i} goes up to {np.abs(x[:, i]).max():.1g}, too large or too small to "
-            "be squared; expected other units."
+    wild = ~((deviation > 0) & np.isfinite(deviation))
+    if wild.any():
+        i = wild.argmax()
+        return (
+            f"column {i} goes up to {np.abs(x[:, i]).max():.1g}, too large or too small to be "
+            "squared; expected other units"
         )
     scaled = (x - x.mean(axis=0)) / deviation
-    if np.linalg.eigvalsh(scaled.T @ scaled / n)[0] < LEAST_VARIANCE:
-        raise UserError(f"{name}: a column is a linear function of others; leave it out.")
+    if np.linalg.eigvalsh(scaled.T @ scaled / len(x))[0] < LEAST_VARIANCE:
+        return "a column is a linear function of others; leave it out"
+    return None
 
 
-def checked_pairs(
+def check_pairs(
     name: str,
     pairs: tuple[Tensor, Tensor],
     dim: int,
@@ -139,29 +142,129 @@ def checked_pairs(
         device: The device they should be on; None for any.
 
     Raises:
-        ValueError: If they are something else.
-        UserError: If some are not finite.
+        UserError: If they are something else, or some are not finite.
     """
     both = list(pairs) if isinstance(pairs, tuple | list) else [pairs]
-    if len(both) != 2 or not all(isinstance(x, Tensor) for x in both):
-        found = ", ".join(type(x).__name__ for x in both[:3]) or "none"
-        raise ValueError(f"'{name}' should give two tensors, got {len(both)}: {found}.")
-    x_0, x_1 = both
-    n = len(x_0) if size is None and x_0.ndim else size
-    if not n or x_0.shape != (n, dim) or x_1.shape != (n, dim):
-        raise ValueError(
-            f"'{name}' should give points of both sources with shape ({n or 'N >= 1'}, {dim}), "
-            f"got {tuple(x_0.shape)} and {tuple(x_1.shape)}."
+    fits = len(both) == 2 and all(
+        isinstance(x, Tensor)
+        and x.is_floating_point()
+        and x.shape == (size or max(len(both[0]), 1), dim)
+        and (device is None or x.device.type == device.type)
+        for x in both
+    )
+    if fits:
+        bad = [int((~torch.isfinite(x)).any(dim=1).sum()) for x in both]
+        problem = " and ".join(
+            f"{n} of {len(x)} points of p_{i} not finite"
+            for i, (n, x) in enumerate(zip(bad, both, strict=True))
+            if n
         )
-    for label, x in (("p_0", x_0), ("p_1", x_1)):
-        if not x.is_floating_point():
-            raise ValueError(f"'{name}' should give floating-point points, got {x.dtype}.")
-        if device is not None and x.device.type != device.type:
-            raise ValueError(f"'{name}' should give points on {device}, got {x.device}.")
-        bad = int((~torch.isfinite(x)).any(dim=1).sum())
-        if bad:
-            raise UserError(
-                f"{name}: {bad} of {n} points of {label} are not finite, expected numbers only."
-            )
+    else:
+        problem = ", ".join(
+            f"{tuple(x.shape)} {x.dtype} on {x.device}"
+            if isinstance(x, Tensor)
+            else type(x).__name__
+            for x in both
+        )
+    if problem:
+        where = "" if device is None else f" on {device}"
+        raise UserError(
+            f"{name}: got {problem}; expected two finite floating-point tensors with shape "
+            f"({size or 'N'}, {dim}){where}."
+        )
     dtype = torch.get_default_dtype()
-    return x_0.detach().to(dtype), x_1.detach().to(dtype)
+    return both[0].detach().to(dtype), both[1].detach().to(dtype)
+
+
+class Affine(NamedTuple):
+    r"""A map that standardises points of two sources together, :math:`A (x - m)`.
+
+    Attributes:
+        mean: The vector :math:`m`, with shape :math:`(d)`.
+        matrix: The matrix :math:`A`, with shape :math:`(d, d)`, or its diagonal, :math:`(d)`.
+    """
+
+    mean: Tensor
+    matrix: Tensor
+
+    @classmethod
+    def of(cls, x: Tensor, kind: str = "scale", block: int | None = None) -> "Affine":
+        r"""Returns the map of some points.
+
+        Arguments:
+            x: The points of both sources, with shape :math:`(N, d)`.
+            kind: `"no"` for the identity, `"scale"` for coordinates of unit variance, `"whiten"`
+                for coordinates without correlations.
+            block: The size of the blocks within which correlations are removed; None for one.
+        """
+        if kind == "no":
+            return cls(torch.zeros_like(x[0]), torch.ones_like(x[0]))
+        scale = x.std(dim=0)
+        # A coordinate that does not vary says nothing about the ratio.
+        scale = torch.where(scale > 0, scale, 1.0)
+        if kind == "scale":
+            return cls(x.mean(dim=0), 1 / scale)
+        dim = x.shape[1]
+        correlation = torch.cov((x / scale).T.double()).reshape(dim, dim)
+        if block is not None:
+            blocks = torch.arange(dim, device=x.device) // block
+            correlation = torch.where(blocks == blocks[:, None], correlation, 0.0)
+        values, vectors = torch.linalg.eigh(correlation)
+        root = vectors / values.clamp(min=1e-6).sqrt() @ vectors.T
+        return cls(x.mean(dim=0), (root / scale).to(x))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        r"""Maps points, with shape :math:`(B, d)`, to the type of the map."""
+        x = x.to(self.mean) - self.mean
+        return x * self.matrix if self.matrix.ndim == 1 else x @ self.matrix.T
+
+
+class Whitening(NamedTuple):
+    r"""The map to coordinates without correlations, :math:`L^{-1} (x - m)`, of known volume.
+
+    Attributes:
+        mean: The mean :math:`m`, with shape :math:`(d)`, in double precision.
+        root: The Cholesky factor :math:`L` of the covariance, with shape :math:`(d, d)`.
+    """
+
+    mean: Tensor
+    root: Tensor
+
+    @classmethod
+    def of(cls, x: Tensor) -> "Whitening":
+        r"""Returns the map of some rows, with shape :math:`(N, d)`."""
+        mean = x.double().mean(dim=0)
+        covariance = (x.double() - mean).T.cov().reshape(mean.shape * 2)
+        return cls(mean, torch.linalg.cholesky(covariance))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        r"""Maps rows, with shape :math:`(N, d)`, and keeps their type."""
+        z = torch.linalg.solve_triangular(self.root, (x.double() - self.mean).T, upper=False)
+        return z.T.to(x)
+
+    @property
+    def log_volume(self) -> float:
+        r"""What the map adds to a log-density, :math:`-\log |L|`."""
+        return -self.root.diagonal().log().sum().item()
+
+
+class Parts(NamedTuple):
+    r"""The parts of a table.
+
+    Attributes:
+        train: The training rows, with shape :math:`(N, d)`.
+        val: The validation rows.
+        test: The test rows.
+        log_volume: What the map to their coordinates adds to a log-density.
+    """
+
+    train: Tensor
+    val: Tensor
+    test: Tensor
+    log_volume: float = 0.0
+
+    def whitened(self) -> "Parts":
+        r"""Returns the parts in coordinates in which the training part has no correlations."""
+        forward = Whitening.of(self.train)
+        train, val, test = (forward(x) for x in (self.train, self.val, self.test))
+        return Parts(train, val, test, self.log_volume + forward.log_volume)

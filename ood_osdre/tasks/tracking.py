@@ -1,41 +1,74 @@
-r"""Tracks the divergence of a stream from a fixed reference by a ratio that is refitted.
+r"""Watches a stream: how far it has come from a reference, and when to raise an alarm.
 
-At every step the ratio starts from the last step's weights. What is estimated is
-:math:`\mathrm{KL}(p_t \| p_0) = \mathbb{E}_{p_t}[\log p_t / p_0]`, in nats, on points that
-training did not draw. A detector that stays fixed tells less, see
-:class:`ood_osdre.tasks.drift.DriftMonitor`.
+**A refitted ratio** estimates the divergence :math:`\mathrm{KL}(p_t \| p_0)` of a stream from a
+fixed reference: :class:`KLTracker`.
+
+**A fixed detector** :math:`\log r = \log p_1 / p_0` tells less: :class:`DriftMonitor`. Of inputs
+from a current distribution :math:`q` it gives
+
+.. math:: \mathbb{E}_q[\log r] = \mathrm{KL}(q \| p_0) - \mathrm{KL}(q \| p_1) \, ,
+
+the *divergence difference*: how much closer the stream is to the ID data than to the reference. It
+is :math:`\mathrm{KL}(p_1 \| p_0)` at first and falls as the stream drifts away from the ID data,
+but is not the divergence of the stream from anything.
+
+**The alarm** rests on ranks. As long as stream and calibration scores are
+exchangeable, the rank of each new score among all scores so far, with ties broken at random, gives
+p-values that are independent and uniform (conformal prediction, online). A change makes them pile
+up somewhere. For every density :math:`f` on :math:`[0, 1]` chosen before the p-value is seen, the
+Shiryaev-Roberts statistic
+
+.. math:: R_n = (1 + R_{n - 1}) \, f(p_n) \, , \qquad R_0 = 0 \, ,
+
+has :math:`\mathbb{E}[R_n] = n` without a change. An alarm at :math:`R_n \geq c` therefore comes
+after at least :math:`c` inputs on average: *at most one false alarm in c inputs*, whatever the
+detector and the distribution of its scores. :math:`R` here is the mean of the statistics of
+several :math:`f`, the likelihood ratios of shifts of the normal score :math:`\Phi^{-1}(p)`, up and
+down.
+
+References:
+    | Algorithmic Learning in a Random World (Vovk et al., 2005)
+    | Retrain or not retrain: conformal test martingales for change-point detection
+    | (Vovk et al., 2021) https://arxiv.org/abs/2102.10439
 """
 
-__all__ = ["QUADRATIC", "KLTracker", "Tracked"]
+__all__ = ["QUADRATIC", "DriftMonitor", "DriftReport", "KLTracker", "Tracked"]
 
 import logging
 import math
+from bisect import bisect_left, bisect_right, insort
+from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import ndtri
 from torch import Generator, Tensor
 
-from ..errors import UserError, did_you_mean
+from ..errors import UserError
 from ..training.batches import Stream, step_generator
-from .fit import METHODS, DrawPairs, FitOptions, RatioFit, divergence, fit_ratio
-from .methods import Options, settled
-from .rows import finite_rows
+from .fit import DrawPairs, RatioFit, divergence, fit_ratio
+from .methods import METHODS, FitOptions, OptionsLike, check_method, fit_options
+from .rows import read_rows, refuse_mask
 
 log = logging.getLogger(__name__)
 
 Sampler: TypeAlias = Callable[[int, Generator], Tensor]
 
-HELD_OUT = 50_000
-WATCHED = 1_000
-
-# With fewer points a step's estimate would be all noise.
-LEAST_WINDOW = 200
-# Of a window, and of a reference that is an array, this share is held out for the estimate.
-SHARE = 0.25
-
 QUADRATIC = FitOptions(backbone="block_quadratic", block=1, lr=0.3, steps=400)
+
+# The points of a function that estimate a step's divergence, and its history.
+HELD_OUT, WATCHED = 50_000, 1_000
+# With fewer points a step's estimate would be all noise; the share of them that is held out for it.
+LEAST_WINDOW, SHARE = 200, 0.25
+
+# The shifts of the normal score, in standard deviations, that the statistic bets on.
+SHIFTS = np.array([-2.0, -1.0, -0.5, -0.25, 0.25, 0.5, 1.0, 2.0])
+LEAST_CALIBRATION = 50
+# Larger numbers are no log-ratios: their squares, and so a standard error, would overflow.
+LARGEST = 1e150
 
 
 class Tracked(NamedTuple):
@@ -59,6 +92,9 @@ class Tracked(NamedTuple):
 class KLTracker:
     r"""Tracks :math:`\mathrm{KL}(p_t \| p_0)` by refitting a ratio from step to step.
 
+    A ratio starts from the last step's weights. What is estimated is
+    :math:`\mathbb{E}_{p_t}[\log p_t / p_0]`, in nats, on points that training did not draw.
+
     Arguments:
         dim: The dimension :math:`d`.
         method: One of the keys of :data:`ood_osdre.tasks.fit.METHODS`.
@@ -71,8 +107,7 @@ class KLTracker:
             and a generator.
 
     Raises:
-        UserError: If the method or an option is unknown, or the reference is too small, of another
-            dimension, masked, or not finite.
+        UserError: If the method, an option or the reference is not as described.
 
     Example:
         >>> tracker = KLTracker(2, options={"steps": 20, "backbone": "quadratic"})
@@ -87,16 +122,12 @@ class KLTracker:
         self,
         dim: int,
         method: str = "os-dre",
-        options: Options = None,
+        options: OptionsLike = None,
         reference: ArrayLike | Sampler | None = None,
     ) -> None:
-        if method not in METHODS:
-            raise UserError(
-                f"method: got {method!r}{did_you_mean(str(method), METHODS)}, expected one of "
-                f"{', '.join(METHODS)}."
-            )
+        check_method(method, METHODS)
         self.dim, self.method = dim, method
-        self.options = settled(options, QUADRATIC)
+        self.options = fit_options(options, QUADRATIC)
         self.fit: RatioFit | None = None
         self.steps = 0
         self._reference = None if reference is None else self._source("reference", reference)
@@ -111,35 +142,29 @@ class KLTracker:
 
         Arguments:
             current: A window of the stream, points of :math:`p_t` with shape :math:`(N, d)`, at
-                least 200; or a function that draws points of :math:`p_0` and of :math:`p_t`, see
-                :func:`ood_osdre.tasks.fit.fit_ratio`.
-
-        Returns:
-            The divergence with what is known of it.
+                least 200, for a tracker with a reference; or a function that draws points of
+                :math:`p_0` and of :math:`p_t`, see :func:`ood_osdre.tasks.fit.fit_ratio`.
 
         Raises:
-            UserError: If the window is too small, of another dimension, or not finite.
-            ValueError: If a window is given to a tracker without a reference.
+            UserError: If the window is masked, not finite or not as described.
         """
         options = self.options.replace(seed=self.options.seed + self.steps)
         generator = step_generator(options.seed, Stream.TEST, 0, options.device)
-        many: tuple[Tensor, Tensor] | None = None
         if callable(current):
-            draw_pairs = current
-            few = draw_pairs(WATCHED, generator)
+            draw_pairs, few, many = current, current(WATCHED, generator), None
         else:
-            if self._reference is None:
-                raise ValueError("A window is compared to a 'reference', which is missing here.")
-            window = self._source("window", current)
-            draw_pairs = _pairs(self._reference, window)
-            few = many = self._reference.held_out(generator), window.held_out(generator)
+            assert self._reference is not None, "a window is compared to a 'reference'"
+            reference, window = self._reference, self._source("window", current)
+
+            def draw_pairs(n: int, generator: Generator) -> tuple[Tensor, Tensor]:
+                return reference.draw(n, generator), window.draw(n, generator)
+
+            few = many = reference.held_out(generator), window.held_out(generator)
 
         def watch(fit: RatioFit) -> dict[str, float]:
             return {"estimate": divergence(fit, *few)}
 
-        self.fit = fit_ratio(
-            self.method, draw_pairs, self.dim, options, initial=self.fit, watch=watch
-        )
+        self.fit = fit_ratio(self.method, draw_pairs, self.dim, options, self.fit, watch=watch)
         self.steps += 1
         many = draw_pairs(HELD_OUT, generator) if many is None else many
         value = divergence(self.fit, *many)
@@ -158,32 +183,23 @@ class KLTracker:
 
     def _source(self, name: str, values: ArrayLike | Sampler) -> "_Source":
         if callable(values):
-            drawn = values(
-                1, step_generator(self.options.seed, Stream.TEST, 2, self.options.device)
-            )
-            if not isinstance(drawn, Tensor) or drawn.shape != (1, self.dim):
-                found = tuple(drawn.shape) if isinstance(drawn, Tensor) else type(drawn).__name__
-                raise UserError(
-                    f"{name}: its function gives {found} for one point, expected a tensor of shape "
-                    f"(1, {self.dim})."
-                )
             return _Source(values, None)
-        points = _points(name, values, self.dim).to(self.options.device)
-        generator = step_generator(
-            self.options.seed + self.steps, Stream.TEST, 1, self.options.device
-        )
+        device = self.options.device
+        rows = read_rows(name, values, self.dim, LEAST_WINDOW)
+        points = torch.as_tensor(rows, dtype=torch.get_default_dtype()).to(device)
+        generator = step_generator(self.options.seed + self.steps, Stream.TEST, 1, device)
         order = torch.randperm(len(points), generator=generator, device=points.device)
         cut = round(SHARE * len(points))
-        held_out, rest = points[order[:cut]], points[order[cut:]]
+        rest = points[order[cut:]]
 
         def draw(n: int, generator: Generator) -> Tensor:
             return rest[torch.randint(len(rest), (n,), generator=generator, device=rest.device)]
 
-        return _Source(draw, held_out)
+        return _Source(draw, points[order[:cut]])
 
 
 class _Source(NamedTuple):
-    r"""Where points of one distribution come from; held-out ones of a function are fresh."""
+    r"""Where points of a distribution come from; held-out ones of a function are fresh."""
 
     draw: Sampler
     kept: Tensor | None
@@ -192,17 +208,140 @@ class _Source(NamedTuple):
         return self.draw(HELD_OUT, generator) if self.kept is None else self.kept
 
 
-def _pairs(reference: _Source, window: _Source) -> DrawPairs:
-    def draw_pairs(n: int, generator: Generator) -> tuple[Tensor, Tensor]:
-        return reference.draw(n, generator), window.draw(n, generator)
+class DriftReport(NamedTuple):
+    r"""The state of a stream after an update.
 
-    return draw_pairs
+    Attributes:
+        inputs: The number of inputs so far.
+        divergence_difference: The mean log-ratio :math:`\mathbb{E}_q[\log \hat r]` over the
+            window, in nats, an estimate of :math:`\mathrm{KL}(q \| p_0) - \mathrm{KL}(q \| p_1)`.
+        standard_error: Its standard error over the window, 0 for a single input.
+        baseline: The same mean over the calibration inputs.
+        statistic: The statistic :math:`R_n`.
+        alarm: The number of inputs after which the alarm was raised; None if it has not been.
+        start: The number of inputs before the most likely start of the change; None likewise.
+    """
+
+    inputs: int
+    divergence_difference: float
+    standard_error: float
+    baseline: float
+    statistic: float
+    alarm: int | None
+    start: int | None
 
 
-def _points(name: str, values: ArrayLike, dim: int) -> Tensor:
-    array = finite_rows(name, values)
-    if array.shape[1] != dim:
-        raise UserError(f"{name}: got shape {array.shape}, expected (N, {dim}).")
-    if len(array) < LEAST_WINDOW:
-        raise UserError(f"{name}: got {len(array)} points, expected at least {LEAST_WINDOW}.")
-    return torch.as_tensor(array, dtype=torch.get_default_dtype())
+class DriftMonitor:
+    r"""Tracks the divergence difference of a stream and raises a change alarm.
+
+    Arguments:
+        log_ratio: The fixed detector: a function from a batch of inputs to log-ratios in nats
+            (larger = more ID), with shape :math:`(B)`; `detector.score` for images, of a
+            :class:`ood_osdre.OneStepDetector` or a :class:`ood_osdre.Scorer`.
+        calibration: Inputs from before any change that the detector was not trained on.
+        run_length: The mean number :math:`c` of inputs to a false alarm, at least.
+        window: The number of latest inputs that the divergence difference is taken over; right
+            after a change they are a mixture of those before and after it.
+        seed: The seed of the random ranks among ties.
+
+    Raises:
+        UserError: If there are fewer than 50 calibration inputs, one is masked, a log-ratio is not
+            finite or beyond 1e150 nats, or `run_length` or `window` is out of range.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> monitor = DriftMonitor(lambda x: x, rng.normal(size=500), run_length=10_000)
+        >>> monitor.update(rng.normal(size=200)).alarm is None
+        True
+        >>> monitor.update(rng.normal(size=100) - 1).alarm is None
+        False
+    """
+
+    def __init__(
+        self,
+        log_ratio: Callable[[Any], ArrayLike],
+        calibration: object,
+        run_length: float = 10_000,
+        window: int = 500,
+        seed: int = 0,
+    ) -> None:
+        if not (1 < run_length < math.inf and window >= 1):
+            raise UserError(
+                f"run_length and window: got {run_length} and {window}, expected a finite number "
+                "above 1 and at least 1."
+            )
+        self._log_ratio = log_ratio
+        self.run_length, self.window = float(run_length), window
+        self._rng = np.random.default_rng(seed)
+        self.count = 0
+        self.restart(calibration)
+
+    def update(self, inputs: object) -> DriftReport:
+        r"""Takes the next inputs of the stream, in order.
+
+        After an alarm the statistic is no longer updated; :meth:`restart` forgets the alarm.
+
+        Arguments:
+            inputs: A batch that the detector takes.
+
+        Returns:
+            The state after the batch.
+
+        Raises:
+            UserError: If the batch is empty or masked, or a log-ratio is not finite.
+        """
+        for score in self._scores("stream", inputs, 1):
+            self.count += 1
+            self._latest.append(float(score))
+            if self.alarm is None:
+                self._step(float(score))
+        return self.report()
+
+    def report(self) -> DriftReport:
+        r"""Returns the state of the stream, of which there has to be some input."""
+        if not self._latest:
+            raise UserError("stream: got no inputs, expected at least one before a report.")
+        scores = np.array(self._latest)
+        mean = float(scores.mean())
+        error = float(scores.std(ddof=1)) / math.sqrt(len(scores)) if len(scores) > 1 else 0.0
+        alarm = self.alarm, self.start
+        return DriftReport(self.count, mean, error, self.baseline, self.statistic, *alarm)
+
+    @property
+    def statistic(self) -> float:
+        r"""The statistic :math:`R_n`, the mean over the shifts."""
+        return float(np.exp(self._logs).mean())
+
+    def restart(self, calibration: object) -> None:
+        r"""Starts again after an alarm, from inputs of the new normal, checked as the first."""
+        scores = self._scores("calibration", calibration, LEAST_CALIBRATION)
+        self.baseline = float(scores.mean())
+        self._sorted = sorted(scores.tolist())
+        self._latest: deque[float] = deque(maxlen=self.window)
+        self._logs = np.full(len(SHIFTS), -math.inf)
+        self._cusum = np.zeros(len(SHIFTS))
+        self._starts = np.full(len(SHIFTS), self.count)
+        self.alarm: int | None = None
+        self.start: int | None = None
+
+    def _scores(self, name: str, inputs: object, least: int) -> NDArray[np.float64]:
+        refuse_mask(name, inputs)
+        scores = read_rows(f"{name} scores", self._log_ratio(inputs), 1, least)[:, 0]
+        if (largest := np.abs(scores).max()) > LARGEST:
+            raise UserError(f"{name} scores: got {largest:.3g}, expected log-ratios in nats.")
+        return scores
+
+    def _step(self, score: float) -> None:
+        insort(self._sorted, score)
+        left, right = bisect_left(self._sorted, score), bisect_right(self._sorted, score)
+        # The rank among all scores so far, its own included, spread over ties and within a rank.
+        p = (left + self._rng.random() * (right - left)) / len(self._sorted)
+        z = float(ndtri(min(max(p, 1e-12), 1 - 1e-12)))
+        bets = SHIFTS * z - SHIFTS**2 / 2
+        self._logs = np.logaddexp(0.0, self._logs) + bets
+        # For the start of the change, the CUSUM of the same bets: since its last zero.
+        self._cusum = np.maximum(self._cusum + bets, 0.0)
+        self._starts[self._cusum == 0] = self.count
+        if self.statistic >= self.run_length:
+            self.alarm = self.count
+            self.start = int(self._starts[int(self._logs.argmax())])

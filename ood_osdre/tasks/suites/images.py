@@ -37,7 +37,8 @@ from ...data.lists import read_list
 from ...errors import UserError
 from ..density import OPTIONS as REFERENCE_OPTIONS
 from ..fit import FitOptions
-from ..partition import Parts, log_normal
+from ..partition import log_normal
+from ..rows import Parts
 from .reports import Row, refuse_unknown
 from .tabular import fit_and_judge
 

@@ -14,7 +14,7 @@ The scenarios are those of :mod:`ood_osdre.tasks.gaussians`. A last table is tha
 
 The alarms of a fixed detector on streams with a change and without one.
 
-What is measured is :class:`ood_osdre.tasks.drift.DriftMonitor`: how long its alarm takes after a
+What is measured is :class:`ood_osdre.tasks.tracking.DriftMonitor`: how long its alarm takes after a
 change, and how often it comes without one.
 """
 
@@ -41,10 +41,9 @@ import numpy as np
 import torch
 
 from ...training.batches import Stream, step_generator
-from ..drift import DriftMonitor
 from ..fit import METHODS, FitOptions, fit_ratio
 from ..gaussians import SCENARIOS, scenario
-from ..tracking import QUADRATIC, KLTracker, Tracked
+from ..tracking import QUADRATIC, DriftMonitor, KLTracker, Tracked
 from .reports import (
     Row,
     add_common_arguments,

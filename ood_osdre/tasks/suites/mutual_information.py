@@ -8,7 +8,7 @@ truth in closed form:
   dimensions and 80 and 160 nats: more than any bound that takes exponentials of the ratio can
   reach. Features are quadratic, which can represent the truth, or those of an MLP.
 - **Pathological** pairs of scalars: heavy tails, sharp curvature, hard edges
-  (:mod:`ood_osdre.tasks.dependence`).
+  (:mod:`ood_osdre.tasks.gaussians`).
 
 Estimates are expectations over held-out points, at least :math:`10^5` for the Gaussians.
 
@@ -40,9 +40,9 @@ import torch
 from ...errors import UserError
 from ...models.bases import KERNELS
 from ...training.batches import Stream, step_generator
-from ..dependence import NormalScores, dependence_task
+from ..features import NormalScores
 from ..fit import DrawPairs, divergence, fit_ratio
-from ..gaussians import correlated_pairs
+from ..gaussians import correlated_pairs, dependence_task
 from ..information import ksg
 from ..methods import METHODS, FitOptions
 from .reports import (

@@ -39,9 +39,9 @@ from ..density import (
     trusted,
 )
 from ..fit import FitOptions, RatioFit, fit_ratio
-from ..gaussians import GaussianMixture
 from ..methods import METHODS
-from ..partition import Parts
+from ..partition import GaussianMixture
+from ..rows import Parts
 from .reports import Row, refuse_unknown
 from .table_files import is_file_name
 from .tables import load_table, table_names

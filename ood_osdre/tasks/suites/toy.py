@@ -43,7 +43,7 @@ import torch
 from torch import Generator, Tensor
 
 from ...paths.quadrature import composite_rule
-from ..gaussians import CHUNK, GaussianMixture
+from ..partition import CHUNK, GaussianMixture
 
 LOG_2PI = math.log(2 * math.pi)
 
