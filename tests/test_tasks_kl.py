@@ -26,7 +26,8 @@ from ood_osdre.tasks.drift import DriftMonitor
 from ood_osdre.tasks.fit import DrawPairs, RatioFit
 from ood_osdre.tasks.gaussians import SCENARIOS, scenario
 from ood_osdre.tasks.suites import kl
-from ood_osdre.tasks.suites.kl import QUADRATIC, KLTracker, Tracked, lag
+from ood_osdre.tasks.suites.kl import lag
+from ood_osdre.tasks.tracking import QUADRATIC, KLTracker, Tracked
 
 
 @pytest.mark.parametrize(
