@@ -25,7 +25,6 @@ from ood_osdre.tasks.partition import LogMass, Parts, grid_mass, log_normal
 from ood_osdre.tasks.suites import density as density_command
 from ood_osdre.tasks.suites import planar as planar_suite
 from ood_osdre.tasks.suites.density import (
-    RowsJob,
     dequantised,
     estimate_image,
     estimate_table,
@@ -35,8 +34,8 @@ from ood_osdre.tasks.suites.density_methods import NormalisedLikelihood
 from ood_osdre.tasks.suites.planar import (
     OPTIONS,
     PLANAR_METHODS,
+    DensityJob,
     FourierFeatures,
-    PlanarJob,
     draw_pairs_of,
     estimate_planar,
 )
@@ -156,7 +155,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_rows_of_the_planar_suite_agree_with_each_other(small: None) -> None:
-    rows = estimate_planar(PlanarJob("checkerboard", "d3re", planar_suite.OPTIONS))
+    rows = estimate_planar(DensityJob("checkerboard", "d3re", planar_suite.OPTIONS))
     assert [row["evaluations"] for row in rows] == [2, 5, 10]
     for row in rows:
         assert row["normalised_nll"] == pytest.approx(row["nll"] + row["log_mass"])
@@ -208,7 +207,7 @@ def test_rows_of_the_tabular_suite(whiten: bool, monkeypatch: pytest.MonkeyPatch
     options = density_command.OPTIONS.replace(
         steps=20, batch_size=64, features=8, depth=1, lr=0.01
     )
-    (row,) = estimate_table(RowsJob("iris", "os-dre-likelihood", options, None, whiten))
+    (row,) = estimate_table(DensityJob("iris", "os-dre-likelihood", options, None, whiten))
     assert row["dim"] == 4
     assert row["p0"] == ("whitened" if whiten else "standard")
     assert row["normalised_nll"] - row["nll"] in (
@@ -244,7 +243,7 @@ def test_which_mass_is_trusted(
 def test_solver_rows_of_the_tabular_suite(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(normal_reference, "DRAWS", 500)
     options = density_command.OPTIONS.replace(steps=3, batch_size=32, features=8, depth=1)
-    rows = estimate_table(RowsJob("wine", "d3re", options, None, False))
+    rows = estimate_table(DensityJob("wine", "d3re", options, None, False))
     assert [row["evaluations"] for row in rows] == [10, 50]
     assert rows[0]["log_mass_ais"] is None
 
@@ -294,7 +293,7 @@ def test_command_refuses_in_one_line(
 def test_bits_of_the_gaussian_are_those_of_its_log_density() -> None:
     # An independent computation, in levels; a level is a bin of width one.
     data = dequantised(levels_of("digits"))
-    (row,) = estimate_image(RowsJob("digits", "gaussian", density_command.IMAGE_OPTIONS, None))
+    (row,) = estimate_image(DensityJob("digits", "gaussian", density_command.IMAGE_OPTIONS, None))
     assert row["dim"] == 64
     # The entropy of the noise alone is no bits, and 17 levels need no more than log2 17 each.
     assert 0 < row["normalised_bits"] < math.log2(17)

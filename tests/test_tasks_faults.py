@@ -372,6 +372,7 @@ def test_damaged_csv_files(tmp_path: Path, name: str, content: bytes) -> None:
 @pytest.mark.parametrize(
     ("table", "change", "message"),
     [
+        ("gas", {"strange": 1}, r"unknown key 'tables.gas.strange'"),
         ("power", {"raw_columns": None}, r"tables.power.raw_columns: got null"),
         ("power", {"rows": 3}, r"tables.power.rows: got 3, expected"),
         ("power", {"rows": [1, 2]}, r"tables.power.rows: got \[1, 2\]"),

@@ -6,9 +6,9 @@ planar    nine two-dimensional sets with exact densities
 tabular   tables of numbers; those that scikit-learn ships need no files
 images    bits per dimension of handwritten digits, as an energy model
 
-A likelihood as it comes is no likelihood unless the total mass is 1; how far its estimates can be
-trusted is said in `ood_osdre.tasks.density`. Kept is the step with the least training objective on
-the validation part; the one with the least NLL as it comes would overestimate most.
+A likelihood as it comes is no likelihood unless the total mass is 1; `ood_osdre.tasks.density` says
+how far to trust its estimates. A fit keeps the step with the least training objective on the
+validation part: the step with the least NLL as it comes would overestimate most.
 
 Tables: with --whiten the reference is N(0, I) in coordinates that are turned and scaled by the
 covariance of the training part, else in standardised ones, which all likelihoods are given in.
@@ -24,17 +24,15 @@ OpenOOD's layout, at their own size. Of files compressed as JPEG, as those of th
 the numbers are of *those* files and compare with nobody's.
 """
 
-__all__ = ["SUITES", "RowsJob", "add_arguments", "estimate_image", "estimate_table", "run"]
+__all__ = ["SUITES", "add_arguments", "estimate_image", "estimate_table", "run"]
 
 import argparse
 import hashlib
 import math
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -60,6 +58,7 @@ from ..methods import METHODS
 from ..partition import Parts, log_normal
 from . import planar
 from .jobs import Row
+from .planar import DensityJob
 from .reports import (
     Suite,
     add_common_arguments,
@@ -75,8 +74,6 @@ from .tables import is_file_name, load_table, table_names
 FULL = OPTIONS.replace(steps=40_000, batch_size=9600, features=256, depth=5)
 EVALUATIONS = (10, 50)
 TABLE_METHODS = ("os-dre-likelihood", "os-dre", "dre-inf", "d3re", "direct-likelihood")
-DEFAULT_TABLES = ("colours", "breast_cancer")
-
 IMAGE_OPTIONS = OPTIONS.replace(features=256)
 IMAGE_METHODS = ("os-dre-likelihood", "os-dre", "direct-likelihood")
 # Lists of a data root, for CIFAR-10 of its training images, and the channels of their files.
@@ -86,23 +83,13 @@ FILES = {"mnist": ("cifar10/test_mnist.txt", "L"), "cifar10": ("cifar10/train_ci
 COPIES, MOST, TRAIN = 8, 20_000, 0.8
 
 
-class RowsJob(NamedTuple):
-    r"""One fit, by a method: of a table, or of the images of a set."""
-
-    name: str
-    method: str
-    options: FitOptions
-    root: Path | None = None
-    whiten: bool = False
-
-
-def table_jobs(args: argparse.Namespace) -> list[RowsJob]:
+def table_jobs(args: argparse.Namespace) -> list[DensityJob]:
     r"""Lists the fits of the tabular suite.
 
     Raises:
         UserError: If a table or a method is unknown, or two tables have one name.
     """
-    names, methods = args.sets or DEFAULT_TABLES, args.methods or TABLE_METHODS
+    names, methods = args.sets or ("colours", "breast_cancer"), args.methods or TABLE_METHODS
     check_names("--sets", [n for n in names if not is_file_name(n)], table_names())
     check_names("--methods", methods, (*TABLE_METHODS, *METHODS), " with --suite tabular")
     check_distinct("--sets", [load_table(name, args.data_root).name for name in names])
@@ -111,10 +98,10 @@ def table_jobs(args: argparse.Namespace) -> list[RowsJob]:
     # The likelihood sees nothing of a kernel but its integral.
     with_kernel = [m for m in METHODS if METHODS[m].kernel]
     fits = list_fits(args, methods, options, kernels, with_kernel)
-    return [RowsJob(name, *fit, args.data_root, args.whiten) for name in names for fit in fits]
+    return [DensityJob(name, *fit, args.data_root, args.whiten) for name in names for fit in fits]
 
 
-def estimate_table(job: RowsJob) -> list[Row]:
+def estimate_table(job: DensityJob) -> list[Row]:
     r"""Runs one fit and returns a row for each number of network evaluations."""
     name, *parts = load_table(job.name, job.root)
     dtype = torch.get_default_dtype()
@@ -125,7 +112,7 @@ def estimate_table(job: RowsJob) -> list[Row]:
     return [common | row for row in _fit_and_judge(job.method, data, job.options)]
 
 
-def image_jobs(args: argparse.Namespace) -> list[RowsJob]:
+def image_jobs(args: argparse.Namespace) -> list[DensityJob]:
     r"""Lists the fits of the images suite; of `gaussian` nothing is fitted but the covariance.
 
     Raises:
@@ -144,11 +131,11 @@ def image_jobs(args: argparse.Namespace) -> list[RowsJob]:
     jobs = []
     for name, own in offered.items():
         fits = list_fits(args, args.methods or own, options, args.kernels or ["rq"], with_kernel)
-        jobs += [RowsJob(name, *fit, args.data_root) for fit in (covariance, *fits)]
+        jobs += [DensityJob(name, *fit, args.data_root) for fit in (covariance, *fits)]
     return jobs
 
 
-def estimate_image(job: RowsJob) -> list[Row]:
+def estimate_image(job: DensityJob) -> list[Row]:
     r"""Runs one fit and returns its row."""
     data = dequantised(levels_of(job.name, job.root), job.options.device)
     dim = data.test.shape[1]
@@ -159,12 +146,19 @@ def estimate_image(job: RowsJob) -> list[Row]:
     else:
         (row,) = _fit_and_judge(job.method, data, job.options, proposed=job.name == "digits")
     unit = dim * math.log(2)
-    mass = row["log_mass_ais"]
-    entry: Row = {"images": job.name, "dim": dim, "seed": job.options.seed}
-    entry |= {"method": row["method"], "kernel": row["kernel"], "bits": row["nll"] / unit}
-    entry |= {"log_mass": mass, "log_mass_error": row["log_mass_ais_error"]}
-    entry |= {"normalised_bits": (row["nll"] + mass) / unit}
-    return [entry | {"train_seconds": row["train_seconds"]}]
+    entry = {
+        "images": job.name,
+        "dim": dim,
+        "seed": job.options.seed,
+        "method": row["method"],
+        "kernel": row["kernel"],
+        "bits": row["nll"] / unit,
+        "log_mass": row["log_mass_ais"],
+        "log_mass_error": row["log_mass_ais_error"],
+        "normalised_bits": (row["nll"] + row["log_mass_ais"]) / unit,
+        "train_seconds": row["train_seconds"],
+    }
+    return [entry]
 
 
 def levels_of(name: str, root: Path | None = None) -> NDArray[np.float64]:
@@ -287,6 +281,7 @@ TABLES = Suite(
     "`nll` is that of the density as it comes and no likelihood unless `log_mass` is 0. "
     "`normalised_nll` adds `log_mass`, or `log_mass_ais` where that is clearly larger or "
     "`effective` draws are few; it is a likelihood as far as these can be trusted.",
+    table_jobs,
     estimate_table,
     partial(average, keys=("table", "dim", "p0", "method", "kernel", "evaluations")),
 )
@@ -296,15 +291,11 @@ IMAGES = Suite(
     "`bits` is that of the density as it comes; `normalised_bits` adds `log_mass`, by annealing, "
     "in nats. With the exact mass it would bound the bits of the discrete images from above; "
     "annealing finds too little mass sooner than too much, so these bits are optimistic.",
+    image_jobs,
     estimate_image,
     partial(average, keys=("images", "dim", "method", "kernel")),
 )
-#: The suites, and what lists their fits.
-SUITES: dict[str, tuple[Suite, Callable[[argparse.Namespace], Sequence[Any]]]] = {
-    "planar": (planar.SUITE, planar.planar_jobs),
-    "tabular": (TABLES, table_jobs),
-    "images": (IMAGES, image_jobs),
-}
+SUITES = {"planar": planar.SUITE, "tabular": TABLES, "images": IMAGES}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -349,7 +340,7 @@ def run(args: argparse.Namespace) -> int:
             are absent, an option is none of the suite's, or other results are in the way.
     """
     check_arguments(args, {"whiten": ("tabular",)})
-    suite, list_jobs = SUITES[args.suite]
+    suite = SUITES[args.suite]
     name = suite.name + ("-whitened" if args.whiten else "")
-    run_suites(args, [(replace(suite, name=name), list_jobs(args), {})])
+    run_suites(args, [(replace(suite, name=name), {})])
     return 0

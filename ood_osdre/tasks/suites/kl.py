@@ -135,27 +135,30 @@ def run(args: argparse.Namespace) -> int:
         UserError: If something is listed twice, or other results are in the way.
     """
     check_arguments(args)
+    options = MONITORED.replace(seed=args.seed)
+    sizes = {"run_length": RUN_LENGTH, "before": BEFORE, "after": AFTER, "streams": args.streams}
+    monitored = {**options.to_dict(), "dim": MONITORED_DIM, **sizes}
+    # The record of the tracked streams knows nothing of the monitor's.
+    tracked = argparse.Namespace(**{k: v for k, v in vars(args).items() if k != "streams"})
+    if args.streams:
+        refuse_other_results(args.out, "drift", monitored)
+    run_suites(tracked, [(SUITE, {})])
+    if args.streams:
+        table = monitor_table(args.streams, options)
+        title = "Alarms of the drift monitor"
+        write_report(args.out, "drift", title, DRIFT_NOTE, table, [], monitored)
+    return 0
+
+
+def _jobs(args: argparse.Namespace) -> list[Job]:
     seeds = args.seeds or (3 if args.full else 1)
-    jobs = [
+    return [
         Job(name, dim, args.horizon or 5, method, _options(args, method, seed))
         for name in args.scenarios
         for dim in args.dims
         for method in args.methods
         for seed in range(args.seed, args.seed + seeds)
     ]
-    options = MONITORED.replace(seed=args.seed)
-    sizes = {"run_length": RUN_LENGTH, "before": BEFORE, "after": AFTER, "streams": args.streams}
-    monitored = {**options.to_dict(), "dim": MONITORED_DIM, **sizes}
-    # The streams are those of the monitor, which has a record of its own.
-    tracked = argparse.Namespace(**{k: v for k, v in vars(args).items() if k != "streams"})
-    if args.streams:
-        refuse_other_results(args.out, "drift", monitored)
-    run_suites(tracked, [(SUITE, jobs, {})])
-    if args.streams:
-        table = monitor_table(args.streams, options)
-        title = "Alarms of the drift monitor"
-        write_report(args.out, "drift", title, DRIFT_NOTE, table, [], monitored)
-    return 0
 
 
 def _options(args: argparse.Namespace, method: str, seed: int) -> FitOptions:
@@ -280,6 +283,7 @@ SUITE = Suite(
     "Means over 50,000 points. `within` counts the seeds within 5 % or 0.3 nats of the truth. "
     "`lag` is the largest share of a step's updates until an estimate is, and stays, within; on "
     "the way, as in the figure's curves, over 1,000 points. 2: never.",
+    _jobs,
     track,
     _table,
     plot,

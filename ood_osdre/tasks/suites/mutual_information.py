@@ -290,32 +290,27 @@ def plot(path: Path, rows: Sequence[Row], table: Sequence[Row], title: str) -> N
 GAUSSIAN = "Mutual information of high-dimensional Gaussians (nats)"
 PATHOLOGICAL = "Mutual information of pathological pairs (nats)"
 KEYS = ["task", "method", "kernel", "features", "evaluations"]
-#: The suites, and what lists their fits.
 SUITES = {
-    "gaussian": (
-        Suite(
-            "mi-gaussian",
-            GAUSSIAN,
-            "Means over held-out points; seconds are those of training. Correlation "
-            "sqrt(1 - exp(-4 I / d)), which is 0.795 for I = d / 4. KSG is for pathological pairs "
-            "alone.",
-            estimate,
-            partial(summarise, keys=KEYS),
-            partial(plot, title=GAUSSIAN),
-        ),
+    "gaussian": Suite(
+        "mi-gaussian",
+        GAUSSIAN,
+        "Means over held-out points; seconds are those of training. Correlation "
+        "sqrt(1 - exp(-4 I / d)), which is 0.795 for I = d / 4. KSG is for pathological pairs "
+        "alone.",
         gaussian_jobs,
+        estimate,
+        partial(summarise, keys=KEYS),
+        partial(plot, title=GAUSSIAN),
     ),
-    "pathological": (
-        Suite(
-            "mi-pathological",
-            PATHOLOGICAL,
-            f"All see normal scores of the coordinates. KSG sees {KSG_POINTS} points, once; the "
-            "others train on fresh draws.",
-            estimate,
-            partial(summarise, keys=KEYS),
-            partial(plot, title=PATHOLOGICAL),
-        ),
+    "pathological": Suite(
+        "mi-pathological",
+        PATHOLOGICAL,
+        f"All see normal scores of the coordinates. KSG sees {KSG_POINTS} points, once; the "
+        "others train on fresh draws.",
         pathological_jobs,
+        estimate,
+        partial(summarise, keys=KEYS),
+        partial(plot, title=PATHOLOGICAL),
     ),
 }
 
@@ -331,11 +326,6 @@ def run(args: argparse.Namespace) -> int:
     check_arguments(args, {"dims": gaussian, "backbones": gaussian})
     if args.suite == "gaussian":
         check_names("--methods", args.methods or (), METHODS, " with --suite gaussian")
-    # All are listed before the first one runs: a slip should not surface after minutes.
-    plans = []
-    for name in SUITES if args.suite == "all" else (args.suite,):
-        suite, list_jobs = SUITES[name]
-        if jobs := list_jobs(args):
-            plans.append((suite, jobs, {"suite": name}))
-    run_suites(args, plans)
+    names = SUITES if args.suite == "all" else (args.suite,)
+    run_suites(args, [(SUITES[name], {"suite": name}) for name in names])
     return 0

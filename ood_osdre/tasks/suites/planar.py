@@ -21,8 +21,8 @@ References:
 __all__ = [
     "PLANAR_METHODS",
     "SUITE",
+    "DensityJob",
     "FourierFeatures",
-    "PlanarJob",
     "draw_pairs_of",
     "estimate_planar",
     "planar_jobs",
@@ -158,15 +158,25 @@ PLANAR_METHODS: dict[str, Method] = {
 }
 
 
-class PlanarJob(NamedTuple):
-    r"""One fit: of a set, by a method."""
+class DensityJob(NamedTuple):
+    r"""One fit, by a method: of a planar set, a table or a set of images.
+
+    Attributes:
+        name: The name of the set or table.
+        method: The name of the method.
+        options: How it is fitted.
+        root: The folder of the files, if there are any.
+        whiten: Whether coordinates are whitened first.
+    """
 
     name: str
     method: str
     options: FitOptions
+    root: Path | None = None
+    whiten: bool = False
 
 
-def planar_jobs(args: argparse.Namespace) -> list[PlanarJob]:
+def planar_jobs(args: argparse.Namespace) -> list[DensityJob]:
     r"""Lists the fits of the suite.
 
     Raises:
@@ -179,7 +189,7 @@ def planar_jobs(args: argparse.Namespace) -> list[PlanarJob]:
     fits = list_fits(
         args, methods, FULL if args.full else OPTIONS, args.kernels or ["rq"], with_kernel
     )
-    return [PlanarJob(name, *fit) for name in names for fit in fits]
+    return [DensityJob(name, *fit) for name in names for fit in fits]
 
 
 def draw_pairs_of(planar: PlanarSet) -> DrawPairs:
@@ -192,7 +202,7 @@ def draw_pairs_of(planar: PlanarSet) -> DrawPairs:
     return draw_pairs
 
 
-def estimate_planar(job: PlanarJob) -> list[Row]:
+def estimate_planar(job: DensityJob) -> list[Row]:
     r"""Runs one fit and returns a row for each number of network evaluations."""
     planar, method, device = planar_set(job.name), PLANAR_METHODS[job.method], job.options.device
     fit = fit_ratio(method, draw_pairs_of(planar), 2, job.options)
@@ -302,6 +312,7 @@ SUITE = Suite(
     "Densities of planar sets (nats)",
     "`nll` is that of the density as it comes, `normalised_nll` and `kl` after division by its "
     "total mass, by a grid. `entropy` is the least NLL that any density can have.",
+    planar_jobs,
     estimate_planar,
     partial(average, keys=("set", "method", "kernel", "evaluations")),
     plot_planar,

@@ -54,6 +54,7 @@ class Suite:
         name: The stem of the files.
         title: The title of the table.
         note: What stands beneath the table.
+        jobs: Lists the fits that the arguments ask for.
         estimate: Runs one fit and returns its rows. An `image` in a row is for the figure alone.
         table: Makes the table from the rows of all fits.
         plot: Draws a figure, given its path, the rows of all fits and the table.
@@ -62,6 +63,7 @@ class Suite:
     name: str
     title: str
     note: str
+    jobs: Callable[[argparse.Namespace], Sequence[Any]]
     estimate: Callable[[Any], list[Row]]
     table: Callable[[Sequence[Row]], list[Row]]
     plot: Plot | None = None
@@ -166,26 +168,28 @@ def list_fits(
 
 
 def run_suites(
-    args: argparse.Namespace, plans: Sequence[tuple[Suite, Sequence[Any], Mapping[str, Any]]]
+    args: argparse.Namespace, suites: Iterable[tuple[Suite, Mapping[str, object]]]
 ) -> None:
     r"""Runs suites one after the other, prints their tables and writes them.
 
     Arguments:
-        args: The arguments of the task, which are the configuration of the record.
-        plans: Suites with their fits and with what in their configuration differs.
+        args: The arguments of the task, which the records keep.
+        suites: Suites, those without any fit being left out, and how their record differs.
 
     Raises:
         UserError: If other results are in the way of any suite, or a fit or its report fails.
     """
     given = {k: v for k, v in vars(args).items() if k != "out"}
-    for suite, _, changes in plans:
-        refuse_other_results(args.out, suite.name, {**given, **changes})
-    for suite, jobs, changes in plans:
+    # All are listed before the first one runs: a slip should not surface after minutes.
+    plans = [(suite, suite.jobs(args), {**given, **changes}) for suite, changes in suites]
+    plans = [plan for plan in plans if plan[1]]
+    for suite, _, config in plans:
+        refuse_other_results(args.out, suite.name, config)
+    for suite, jobs, config in plans:
         rows = run_jobs(suite.estimate, jobs, args.jobs, not args.quiet)
         plain = [{k: v for k, v in row.items() if k != "image"} for row in rows]
         table = suite.table(plain)
-        texts = suite.name, suite.title, suite.note
-        write_report(args.out, *texts, table, plain, {**given, **changes})
+        write_report(args.out, suite.name, suite.title, suite.note, table, plain, config)
         if suite.plot is not None:
             suite.plot(args.out / f"{suite.name}.png", rows, table)
             print(f"Plot: {args.out / suite.name}.png")
