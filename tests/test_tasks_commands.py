@@ -222,8 +222,16 @@ def test_files_that_are_no_record_are_kept(tmp_path: Path, content: str | None) 
         refuse_other_results(tmp_path, "kl", {"steps": 1})
 
 
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    r"""The figures that are saved."""
+    saved: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: saved.append(self))
+    return saved
+
+
 def test_record_of_the_monitor_says_what_was_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, figures: list[Figure]
 ) -> None:
     monkeypatch.setattr(kl, "MONITORED", kl.MONITORED.replace(steps=2, batch_size=32))
     monkeypatch.setattr(kl, "DRIFTS", (0.0,))
@@ -244,14 +252,6 @@ def test_record_of_the_monitor_says_what_was_used(
     assert main([*command.split(), "--streams", "0"]) == 0
     assert main([*command.split(), "--streams", "2"]) == 2
     assert (tmp_path / "drift.json").read_bytes() == before
-
-
-@pytest.fixture
-def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    r"""The figures that are saved."""
-    saved: list[Figure] = []
-    monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: saved.append(self))
-    return saved
 
 
 def estimate(method: str, truth: float, mean: float, features: str = "mlp") -> Row:
