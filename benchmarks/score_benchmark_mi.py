@@ -35,7 +35,7 @@ from ood_osdre.tasks.information import (
     mutual_information,
 )
 from ood_osdre.tasks.methods import check_method
-from ood_osdre.tasks.suites.reports import Row, announce, write_report
+from ood_osdre.tasks.suites.reports import Row, write_report
 
 # What a file that is damaged, or no sample, is known to raise.
 DAMAGE = (OSError, EOFError, KeyError, ValueError, TypeError, zipfile.BadZipFile, zlib.error)
@@ -142,7 +142,7 @@ def run(args: argparse.Namespace) -> int:
         table = [score(path, args.method, args.rows, options) for path in bar]
         config = {"method": args.method, "rows": args.rows, "steps": args.steps}
     title = "The tasks of benchmark-mi (nats)"
-    announce(write_report(args.out, "bmi", title, table, [], config), args.out)
+    write_report(args.out, "bmi", title, "", table, [], config)
     return 0
 
 

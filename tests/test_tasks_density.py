@@ -23,14 +23,22 @@ from ood_osdre.tasks.fit import FitOptions, fit_ratio
 from ood_osdre.tasks.methods import METHODS
 from ood_osdre.tasks.partition import GaussianMixture, LogMass, grid_mass, isotropic, log_normal
 from ood_osdre.tasks.rows import Parts
-from ood_osdre.tasks.suites import images
+from ood_osdre.tasks.suites import density as density_command
 from ood_osdre.tasks.suites import planar as planar_suite
-from ood_osdre.tasks.suites import tabular as tables_density
-from ood_osdre.tasks.suites.density import average
-from ood_osdre.tasks.suites.density_methods import PLANAR_METHODS, FourierFeatures
-from ood_osdre.tasks.suites.images import ImageJob, dequantised, estimate_image, levels_of
-from ood_osdre.tasks.suites.planar import OPTIONS, PlanarJob, draw_pairs_of, estimate_planar
-from ood_osdre.tasks.suites.tabular import TableJob, estimate_table
+from ood_osdre.tasks.suites.density import (
+    dequantised,
+    estimate_image,
+    estimate_table,
+    levels_of,
+)
+from ood_osdre.tasks.suites.planar import (
+    OPTIONS,
+    PLANAR_METHODS,
+    DensityJob,
+    FourierFeatures,
+    draw_pairs_of,
+    estimate_planar,
+)
 from ood_osdre.tasks.suites.toy import planar_set
 
 
@@ -152,7 +160,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_rows_of_the_planar_suite_agree_with_each_other(small: None) -> None:
-    rows = estimate_planar(PlanarJob("checkerboard", "d3re", planar_suite.OPTIONS))
+    rows = estimate_planar(DensityJob("checkerboard", "d3re", planar_suite.OPTIONS))
     assert [row["evaluations"] for row in rows] == [2, 5, 10]
     for row in rows:
         assert row["normalised_nll"] == pytest.approx(row["nll"] + row["log_mass"])
@@ -165,7 +173,7 @@ def test_rows_of_the_planar_suite_agree_with_each_other(small: None) -> None:
 
 def test_names_of_methods_mean_one_objective_in_every_suite() -> None:
     planar = PLANAR_METHODS
-    assert set(planar) == set(tables_density.NAMES) >= set(images.NAMES)
+    assert set(planar) == set(density_command.TABLE_METHODS) >= set(density_command.IMAGE_METHODS)
     for name, method in planar.items():
         other = normal_reference.likelihood_or(name, isotropic(2))
         assert (method.kernel, method.solver) == (other.kernel, other.solver)
@@ -199,9 +207,12 @@ def test_whitening_keeps_densities() -> None:
 
 
 @pytest.mark.parametrize("whiten", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_rows_of_the_tabular_suite(whiten: bool, quick_masses: None) -> None:
-    options = tables_density.OPTIONS.replace(steps=20, batch_size=64, features=8, depth=1, lr=0.01)
-    (row,) = estimate_table(TableJob("iris", "os-dre-likelihood", options, None, whiten))
+def test_rows_of_the_tabular_suite(whiten: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(normal_reference, "DRAWS", 2000)
+    options = density_command.OPTIONS.replace(
+        steps=20, batch_size=64, features=8, depth=1, lr=0.01
+    )
+    (row,) = estimate_table(DensityJob("iris", "os-dre-likelihood", options, None, whiten))
     assert row["dim"] == 4
     assert row["p0"] == ("whitened" if whiten else "standard")
     assert row["normalised_nll"] - row["nll"] in (
@@ -234,23 +245,12 @@ def test_which_mass_is_trusted(
     assert normal_reference.trusted(importance, annealed) == chosen
 
 
-def test_solver_rows_of_the_tabular_suite(quick_masses: None) -> None:
-    options = tables_density.OPTIONS.replace(steps=3, batch_size=32, features=8, depth=1)
-    rows = estimate_table(TableJob("wine", "d3re", options, None, False))
+def test_solver_rows_of_the_tabular_suite(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(normal_reference, "DRAWS", 500)
+    options = density_command.OPTIONS.replace(steps=3, batch_size=32, features=8, depth=1)
+    rows = estimate_table(DensityJob("wine", "d3re", options, None, False))
     assert [row["evaluations"] for row in rows] == [10, 50]
     assert rows[0]["log_mass_ais"] is None
-
-
-def test_average_over_seeds() -> None:
-    rows = [
-        {"set": "a", "seed": 0, "x": 1.0, "y": None},
-        {"set": "a", "seed": 1, "x": 2.0, "y": None},
-        {"set": "b", "seed": 0, "x": 5.0, "y": 1.0},
-    ]
-    assert average(rows, ("set",)) == [
-        {"set": "a", "seeds": 2, "x": 1.5, "y": None},
-        {"set": "b", "seeds": 1, "x": 5.0, "y": 1.0},
-    ]
 
 
 def test_command_writes_table_record_and_figure(
@@ -258,7 +258,7 @@ def test_command_writes_table_record_and_figure(
 ) -> None:
     arguments = ["density", "--sets", "moons", "--methods", "os-dre-likelihood", "d3re"]
     assert main([*arguments, "--steps", "2", "--quiet", "--out", str(tmp_path)]) == 0
-    assert "| moons | OS-DRE (likelihood) | rq | 1 |" in capsys.readouterr().out
+    assert "| moons | OS-DRE (likelihood) | rq | 1 |" in " ".join(capsys.readouterr().out.split())
     record = json.loads((tmp_path / "density-planar.json").read_text())
     assert [r["evaluations"] for r in record["results"]["rows"]] == [1, 2, 5, 10]
     assert all("image" not in r for r in record["results"]["rows"])
@@ -272,15 +272,17 @@ def test_command_writes_table_record_and_figure(
     ("arguments", "message"),
     [
         (["--sets", "moon"], "--sets: got 'moon'"),
-        (["--methods", "nwj"], "--methods: got 'nwj', which is for --suite tabular, expected"),
+        (
+            ["--methods", "nwj"],
+            "--methods: got 'nwj' with --suite planar, expected some of os-dre",
+        ),
         (
             ["--suite", "images", "--methods", "d3re"],
-            "which is for --suite planar or tabular, expected some of os-dre-likelihood, os-dre,",
+            "--methods: got 'd3re' for the images digits",
         ),
-        (["--methods", "os-dre-path"], "--methods: got 'os-dre-path', expected some of"),
-        (["--suite", "images", "--sets", "mnist"], "--data-root: needed for the images mnist"),
+        (["--suite", "images", "--sets", "mnist"], "cifar10/test_mnist.txt"),
         (["--suite", "tabular", "--sets", "rocks"], "--sets: got 'rocks'"),
-        (["--suite", "tabular", "--sets", "power"], "table power: no data root"),
+        (["--suite", "tabular", "--sets", "power"], "power/data.npy: is absent"),
         (["--suite", "tabular", "--methods", "flow"], "--methods: got 'flow'"),
     ],
 )
@@ -296,12 +298,12 @@ def test_command_refuses_in_one_line(
 def test_bits_of_the_gaussian_are_those_of_its_log_density() -> None:
     # An independent computation, in levels; a level is a bin of width one.
     data = dequantised(levels_of("digits"))
-    (row,) = estimate_image(ImageJob("digits", "gaussian", images.OPTIONS, None))
+    (row,) = estimate_image(DensityJob("digits", "gaussian", density_command.IMAGE_OPTIONS, None))
     assert row["dim"] == 64
     # The entropy of the noise alone is no bits, and 17 levels need no more than log2 17 each.
     assert 0 < row["normalised_bits"] < math.log2(17)
     # Mixing the whitened coordinates back: log|L| is half the log-determinant of the covariance.
-    assert len(data.train) == images.COPIES * 1438
+    assert len(data.train) == density_command.COPIES * 1438
     from sklearn.datasets import load_digits
 
     levels = np.random.default_rng(0).permutation(load_digits().data)
@@ -316,8 +318,13 @@ def test_images_by_the_command(
     monkeypatch: pytest.MonkeyPatch,
     quick_masses: None,
 ) -> None:
-    monkeypatch.setattr(images, "OPTIONS", images.OPTIONS.replace(features=8, batch_size=32))
-    monkeypatch.setattr(images, "COPIES", 1)
+    monkeypatch.setattr(
+        density_command,
+        "IMAGE_OPTIONS",
+        density_command.IMAGE_OPTIONS.replace(features=8, batch_size=32),
+    )
+    monkeypatch.setattr(density_command, "COPIES", 1)
+    monkeypatch.setattr(normal_reference, "DRAWS", 200)
     arguments = ["density", "--suite", "images", "--methods", "os-dre-likelihood", "--steps", "2"]
     assert main([*arguments, "--quiet", "--out", str(tmp_path)]) == 0
     assert "| digits | 64 | OS-DRE (likelihood) | rq |" in capsys.readouterr().out
@@ -344,7 +351,11 @@ def test_images_of_a_data_root(
     path.parent.mkdir(parents=True)
     path.write_text("".join(f"{name} -1\n" for name in names))
 
-    monkeypatch.setattr(images, "OPTIONS", images.OPTIONS.replace(features=8, batch_size=64))
+    monkeypatch.setattr(
+        density_command,
+        "IMAGE_OPTIONS",
+        density_command.IMAGE_OPTIONS.replace(features=8, batch_size=64),
+    )
     command = ["density", "--suite", "images", "--sets", "mnist", "--data-root", str(tmp_path)]
     assert main([*command, "--steps", "2", "--quiet", "--out", str(tmp_path)]) == 0
     rows = json.loads((tmp_path / "density-images.json").read_text())["results"]["rows"]
@@ -357,7 +368,7 @@ def test_images_of_a_data_root(
 
     path = tmp_path / "images_classic" / names[7]
     Image.fromarray(np.zeros((3, 5), dtype=np.uint8)).save(path)
-    with pytest.raises(UserError, match=r"7\.png: got another size|got another size than mnist/7"):
+    with pytest.raises(UserError, match=r"7\.png: cannot be read as an image of the first"):
         levels_of("mnist", tmp_path)
     path.unlink()
     with pytest.raises(UserError, match=r"7\.png: cannot be read"):

@@ -377,18 +377,16 @@ def test_command_writes_table_plot_and_record(
     assert len(record["results"]["rows"]) == 11
     assert record["config"]["suite"] == "pathological"
     assert (tmp_path / "mi-pathological.png").stat().st_size > 1000
-    assert "| gauss-0.9 | KSG |" in capsys.readouterr().out
+    assert "| gauss-0.9 | KSG |" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["mi", "--methods", "osdre"], "error: --methods: got 'osdre'"),
-        (["mi", "--suite", "gaussian", "--dims", "41"], "error: --dims: got 41"),
-        (["mi", "--suite", "pathological", "--dims", "40"], "error: --dims: the pathological"),
+        (["mi", "--suite", "pathological", "--dims", "40"], "error: --dims: got --suite patho"),
         (
             ["mi", "--suite", "pathological", "--backbones", "mlp"],
-            "error: --backbones: the pathological",
+            "error: --backbones: got --suite pathological",
         ),
     ],
 )

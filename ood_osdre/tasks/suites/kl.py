@@ -9,56 +9,40 @@ nats, whichever is more. On the way, for the curves of the figure and the lag, e
 over 1,000 points of a step that are the same throughout; those of the table, which also decide
 whether a lag ends at all, are means over 50,000 new points.
 
-The scenarios are those of :mod:`ood_osdre.tasks.gaussians`. A last table is that of
-:mod:`ood_osdre.tasks.suites.kl`, about a detector that is *not* refitted.
-
-The alarms of a fixed detector on streams with a change and without one.
-
-What is measured is :class:`ood_osdre.tasks.tracking.DriftMonitor`: how long its alarm takes after a
+The scenarios are those of :mod:`ood_osdre.tasks.gaussians`. A last table is about a detector that
+is *not* refitted, :class:`ood_osdre.tasks.tracking.DriftMonitor`: how long its alarm takes after a
 change, and how often it comes without one.
 """
 
-__all__ = [
-    "DRIFT_NOTE",
-    "QUADRATIC",
-    "RUN_LENGTH",
-    "KLTracker",
-    "Tracked",
-    "add_arguments",
-    "lag",
-    "monitor_config",
-    "monitor_table",
-    "run",
-]
+__all__ = ["SUITE", "add_arguments", "lag", "monitor_table", "plot", "run", "track"]
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
+from ...errors import count
+from ...files import atomic_path
 from ...training.batches import Stream, step_generator
-from ..fit import METHODS, FitOptions, fit_ratio
+from ..fit import FitOptions, fit_ratio
 from ..gaussians import SCENARIOS, scenario
+from ..methods import METHODS
 from ..tracking import QUADRATIC, DriftMonitor, KLTracker, Tracked
+from .jobs import Row
 from .reports import (
-    Row,
+    Suite,
     add_common_arguments,
-    announce,
-    check_common_arguments,
-    count,
-    describe_methods,
+    check_arguments,
     refuse_other_results,
-    refuse_unknown,
-    run_jobs,
+    run_suites,
     summarise,
     write_report,
 )
-
-Backbone: TypeAlias = Literal["mlp", "quadratic", "block_quadratic"]
 
 # An estimate is within tolerance by either of the two.
 RELATIVE, ABSOLUTE = 0.05, 0.3
@@ -69,11 +53,23 @@ LARGEST_DIM, LARGEST_HORIZON = 10_000, 19
 PERCEPTRON = FitOptions(features=128, depth=2, lr=1e-3, steps=400)
 # Peak learning rates on quadratic features, each the best of a grid on a seed of its own.
 RATES = {"dre-inf": 1e-2, "d3re": 1e-2, "logistic": 0.03, "nwj": 0.01}
-METHOD_NAMES = ("os-dre", "dre-inf", "d3re", "logistic", "nwj")
+METHOD_NAMES = ["os-dre", "dre-inf", "d3re", "logistic", "nwj"]
+
+# The monitor: mean run length, inputs that it is calibrated with, before the change and after it,
+# shifts, and how the detector is fitted, whatever the options for the tracked streams are.
+RUN_LENGTH, CALIBRATION, BEFORE, AFTER = 10_000, 1000, 1000, 3000
+MONITORED = QUADRATIC.replace(steps=300)
+MONITORED_DIM = 20
+DRIFTS = (0.0, 0.1, 0.25, 0.5, 1.0)
+DRIFT_NOTE = (
+    f"Streams of {MONITORED_DIM} dimensions, N(0, I) and from input {BEFORE:,} on of the variance "
+    "given; the detector's reference is N(0, 2 I). `truth` is E_q[log r] = KL(q || p0) - KL(q || p1) "
+    f"in closed form, in nats. Guarantee: at most one alarm in {RUN_LENGTH:,} inputs without a "
+    "change, on average."
+)
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(NamedTuple):
     r"""One stream under one method."""
 
     scenario: str
@@ -111,9 +107,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--methods",
         nargs="+",
-        metavar="NAME",
-        default=list(METHOD_NAMES),
-        help=f"{describe_methods(METHODS)} (default: {' '.join(METHOD_NAMES)})",
+        choices=tuple(METHODS),
+        default=METHOD_NAMES,
+        help=f"how the ratio is fitted (default: {' '.join(METHOD_NAMES)})",
     )
     add(
         "--backbone",
@@ -135,47 +131,33 @@ def run(args: argparse.Namespace) -> int:
     r"""Runs the scenarios and the monitor, prints their tables and writes them.
 
     Raises:
-        UserError: If a method is unknown or listed twice, or other results are in the way.
+        UserError: If something is listed twice, or other results are in the way.
     """
-    check_common_arguments(args)
-    refuse_unknown("--methods", args.methods, METHODS)
-    horizon = 5 if args.horizon is None else args.horizon
+    check_arguments(args)
+    options = MONITORED.replace(seed=args.seed)
+    sizes = {"run_length": RUN_LENGTH, "before": BEFORE, "after": AFTER, "streams": args.streams}
+    monitored = {**options.to_dict(), "dim": MONITORED_DIM, **sizes}
+    # The record of the tracked streams knows nothing of the monitor's.
+    tracked = argparse.Namespace(**{k: v for k, v in vars(args).items() if k != "streams"})
+    if args.streams:
+        refuse_other_results(args.out, "drift", monitored)
+    run_suites(tracked, [(SUITE, {})])
+    if args.streams:
+        table = monitor_table(args.streams, options)
+        title = "Alarms of the drift monitor"
+        write_report(args.out, "drift", title, DRIFT_NOTE, table, [], monitored)
+    return 0
+
+
+def _jobs(args: argparse.Namespace) -> list[Job]:
     seeds = args.seeds or (3 if args.full else 1)
-    jobs = [
-        Job(name, dim, horizon, method, _options(args, method, seed))
+    return [
+        Job(name, dim, args.horizon or 5, method, _options(args, method, seed))
         for name in args.scenarios
         for dim in args.dims
         for method in args.methods
         for seed in range(args.seed, args.seed + seeds)
     ]
-    config = {k: v for k, v in vars(args).items() if k not in ("out", "run", "streams")}
-    refuse_other_results(args.out, "kl", config)
-    monitored = monitor_config(args.streams, args.seed)
-    if args.streams:
-        refuse_other_results(args.out, "drift", monitored)
-    rows = run_jobs(track, jobs, args.jobs, not args.quiet)
-    table = summarise(rows, ["task", "step", "method", "evaluations"])
-    for entry in table:
-        own = [r for r in rows if all(r[k] == entry[k] for k in ("task", "step", "method"))]
-        entry["within"] = sum(_within(r["estimate"], r["truth"]) for r in own)
-        entry["lag"] = max(r["lag"] for r in own)
-    title = "Divergence of a drifting stream (nats)"
-    text = write_report(args.out, "kl", title, table, rows, config, [NOTE])
-    plot(args.out / "kl.png", rows)
-    announce(text, args.out, plot=True)
-
-    if args.streams:
-        delays = monitor_table(args.streams, args.seed)
-        title, notes = "Alarms of the drift monitor", [DRIFT_NOTE]
-        announce(write_report(args.out, "drift", title, delays, [], monitored, notes), args.out)
-    return 0
-
-
-NOTE = (
-    "Means over 50,000 points. `within` counts the seeds within 5 % or 0.3 nats of the truth. "
-    "`lag` is the largest share of a step's updates until an estimate is, and stays, within; on "
-    "the way, as in the figure's curves, over 1,000 points. 2: never."
-)
 
 
 def _options(args: argparse.Namespace, method: str, seed: int) -> FitOptions:
@@ -234,22 +216,28 @@ def _within(estimate: float, truth: float) -> bool:
     return abs(estimate - truth) <= max(RELATIVE * truth, ABSOLUTE)
 
 
+def _table(rows: Sequence[Row]) -> list[Row]:
+    keys = ["task", "step", "method"]
+    table = summarise(rows, [*keys, "evaluations"])
+    for entry in table:
+        own = [r for r in rows if all(r[k] == entry[k] for k in keys)]
+        entry["within"] = sum(_within(r["estimate"], r["truth"]) for r in own)
+        entry["lag"] = max(r["lag"] for r in own)
+    return table
+
+
 # Where the figure draws what came too late, and the error in nats beyond which it is logarithmic.
 LATE, LINEAR = 1.2, 3.0
 
 
-def plot(path: Path, rows: Sequence[Row]) -> None:
+def plot(path: Path, rows: Sequence[Row], table: Sequence[Row] = ()) -> None:
     r"""Draws the divergences over the steps, their errors and lags, one column a scenario.
 
     Arguments:
         path: The image.
         rows: The rows of :func:`track`; the first seed of each stream is drawn.
+        table: Not drawn.
     """
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-
-    from ...files import atomic_path
-
     first = min(r["seed"] for r in rows)
     tasks = list(dict.fromkeys(r["task"] for r in rows))
     figure = Figure(figsize=(0.6 + 4 * len(tasks), 7.5), layout="constrained")
@@ -288,43 +276,29 @@ def plot(path: Path, rows: Sequence[Row]) -> None:
         figure.savefig(temporary, dpi=120)
 
 
-# The mean run length, inputs that the monitor is calibrated with, before the change and after it,
-# shifts, and how the detector is fitted, whatever the options for the tracked streams are.
-RUN_LENGTH, CALIBRATION, BEFORE, AFTER = 10_000, 1000, 1000, 3000
-MONITORED = QUADRATIC.replace(steps=300)
-MONITORED_DIM = 20
-DRIFTS = (0.0, 0.1, 0.25, 0.5, 1.0)
-
-DRIFT_NOTE = (
-    f"Streams of {MONITORED_DIM} dimensions, N(0, I) and from input {BEFORE:,} on of the variance "
-    "given; the detector's reference is N(0, 2 I). `truth` is E_q[log r] = KL(q || p0) - KL(q || p1) "
-    f"in closed form, in nats. Guarantee: at most one alarm in {RUN_LENGTH:,} inputs without a "
-    "change, on average."
+SUITE = Suite(
+    "kl",
+    "Divergence of a drifting stream (nats)",
+    "Means over 50,000 points. `within` counts the seeds within 5 % or 0.3 nats of the truth. "
+    "`lag` is the largest share of a step's updates until an estimate is, and stays, within; on "
+    "the way, as in the figure's curves, over 1,000 points. 2: never.",
+    _jobs,
+    track,
+    _table,
+    plot,
 )
 
 
-def monitor_config(streams: int, seed: int) -> dict[str, Any]:
-    r"""Returns what the record of :func:`monitor_table` says was run."""
-    return {
-        **MONITORED.replace(seed=seed).to_dict(),
-        "dim": MONITORED_DIM,
-        "run_length": RUN_LENGTH,
-        "before": BEFORE,
-        "after": AFTER,
-        "streams": streams,
-    }
-
-
-def monitor_table(streams: int, seed: int) -> list[Row]:
+def monitor_table(streams: int, options: FitOptions) -> list[Row]:
     r"""Measures alarms of a fixed detector on streams that drift from the ID data.
 
     The ID data are :math:`\mathcal{N}(0, I)` in 20 dimensions, the reference
     :math:`\mathcal{N}(0, 2 I)`; from input 1000 on, the stream is :math:`\mathcal{N}(0, (1 + a)
-    I)`. The detector is fitted once, in 300 steps.
+    I)`. The detector is fitted once.
 
     Arguments:
         streams: The number of streams a row.
-        seed: The seed.
+        options: How the detector is fitted; its seed is that of the streams, too.
     """
     dim = MONITORED_DIM
 
@@ -332,12 +306,12 @@ def monitor_table(streams: int, seed: int) -> list[Row]:
         x = torch.randn(2, n, dim, generator=generator)
         return 2**0.5 * x[0], x[1]
 
-    fit = fit_ratio("os-dre", draw_pairs, dim, MONITORED.replace(seed=seed))
+    fit = fit_ratio("os-dre", draw_pairs, dim, options)
     table = []
     for drift in DRIFTS:
         early, delays, differences = 0, [], []
         for stream in range(streams):
-            generator = step_generator(seed, Stream.TEST, stream, "cpu")
+            generator = step_generator(options.seed, Stream.TEST, stream, "cpu")
             calibration = torch.randn(CALIBRATION, dim, generator=generator)
             monitor = DriftMonitor(fit.log_ratio, calibration, RUN_LENGTH, seed=stream)
             monitor.update(torch.randn(BEFORE, dim, generator=generator))

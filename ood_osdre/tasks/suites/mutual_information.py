@@ -10,34 +10,33 @@ truth in closed form:
 - **Pathological** pairs of scalars: heavy tails, sharp curvature, hard edges
   (:mod:`ood_osdre.tasks.gaussians`).
 
-Estimates are expectations over held-out points, at least :math:`10^5` for the Gaussians.
-
-The fits of the mutual-information command: which there are, and their options.
-
-Without `--full` they take minutes; with it, they are the paper's grid and more.
+Estimates are expectations over held-out points, at least :math:`10^5` for the Gaussians. Without
+`--full` the fits take minutes; with it, they are the paper's grid and more.
 """
 
 __all__ = [
-    "JOBS",
     "QUADRATIC",
+    "SUITES",
     "Job",
     "add_arguments",
     "estimate",
     "gaussian_jobs",
     "pathological_jobs",
+    "plot",
     "run",
 ]
 
 import argparse
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import NamedTuple
 
 import torch
+from matplotlib.figure import Figure
 
-from ...errors import UserError
+from ...files import atomic_path
 from ...models.bases import KERNELS
 from ...training.batches import Stream, step_generator
 from ..features import NormalScores
@@ -45,25 +44,19 @@ from ..fit import DrawPairs, divergence, fit_ratio
 from ..gaussians import correlated_pairs, dependence_task
 from ..information import ksg
 from ..methods import METHODS, FitOptions
+from .jobs import Row
 from .reports import (
-    Row,
+    Suite,
     add_common_arguments,
-    announce,
-    check_common_arguments,
-    count,
-    describe_methods,
-    refuse_other_results,
-    refuse_unknown,
-    run_jobs,
+    check_arguments,
+    check_names,
+    list_fits,
+    run_suites,
     summarise,
-    write_report,
 )
 
-Backbone: TypeAlias = Literal["mlp", "quadratic", "block_quadratic"]
-
-# Dimensions and mutual information of the Gaussian tasks.
-GAUSSIANS = ((40, 10.0), (80, 20.0), (120, 30.0), (160, 40.0))
-LARGE = ((320, 80.0), (640, 160.0))
+# The mutual information of the Gaussian tasks by their dimension.
+LEVELS_OF_DIM = {40: 10.0, 80: 20.0, 120: 30.0, 160: 40.0, 320: 80.0, 640: 160.0}
 # Those of the default, which takes minutes.
 FEW = (40, 160)
 # A thin floor: both ends are full-dimensional Gaussians, so that nothing diverges without one.
@@ -98,8 +91,13 @@ FULL_LEVELS = {
 SCALAR_METHODS = ("os-dre", "os-dre-logistic", "logistic", "nwj", "infonce", "mine", "ksg")
 
 
-@dataclass(frozen=True)
-class Job:
+# Points that KSG sees, and what the figure's axis of estimates is limited to, in units of the
+# largest truth.
+KSG_POINTS = 5000
+WINDOW = -0.3, 1.3
+
+
+class Job(NamedTuple):
     r"""One fit: of `gaussian-pairs` (`dim`, `level` nats) or of a family of scalars at a level."""
 
     family: str
@@ -111,85 +109,44 @@ class Job:
 
 
 def gaussian_jobs(args: argparse.Namespace) -> list[Job]:
-    r"""Lists the fits of the Gaussian suite.
-
-    Raises:
-        UserError: If a dimension is not among its tasks.
-    """
-    known = dict(GAUSSIANS + LARGE)
-    dims = args.dims or list(known if args.full else FEW)
-    unknown = [d for d in dims if d not in known]
-    if unknown:
-        raise UserError(
-            f"--dims: got {unknown[0]}, expected some of {', '.join(map(str, known))}."
-        )
-    seeds = args.seeds or (3 if args.full else 1)
-    methods = args.methods or GAUSSIAN_METHODS
+    r"""Lists the fits of the Gaussian suite."""
+    with_kernel = [m for m in METHODS if METHODS[m].kernel]
     jobs = []
-    for dim in dims:
+    for dim in args.dims or (LEVELS_OF_DIM if args.full else FEW):
         for backbone in args.backbones or ("block_quadratic", "mlp"):
-            few = backbone == "mlp" and not (args.backbones or args.full)
-            for method in (m for m in methods if m != "ksg" and (m == "os-dre" or not few)):
+            perceptron = backbone == "mlp"
+            few = perceptron and not (args.backbones or args.full)
+            for method in args.methods or GAUSSIAN_METHODS:
+                if method == "ksg" or (few and method != "os-dre"):
+                    continue
+                if perceptron:
+                    options = PERCEPTRON.replace(steps=20_000) if args.full else PERCEPTRON
+                else:
+                    rate = RATES.get(method, QUADRATIC.lr)
+                    steps = LARGE_STEPS.get(dim, QUADRATIC.steps)
+                    options = QUADRATIC.replace(backbone=backbone, lr=rate, steps=steps)
                 # An MLP says nothing about kernels that the features that can fit do not.
-                kernels = args.kernels or (["rq"] if backbone == "mlp" else list(KERNELS))
-                single = backbone == "mlp" or not METHODS[method].kernel
-                for kernel in kernels[:1] if single else kernels:
-                    for seed in range(args.seed, args.seed + seeds):
-                        options = _gaussian_options(args, method, backbone, dim)
-                        options = options.replace(seed=seed, kernel=kernel)
-                        jobs.append(
-                            Job("gaussian-pairs", dim, known[dim], method, options, 100_000)
-                        )
+                kernels = args.kernels or (["rq"] if perceptron else list(KERNELS))
+                varied = [] if perceptron else with_kernel
+                fits = list_fits(args, [method], options, kernels, varied, 3 if args.full else 1)
+                nats = LEVELS_OF_DIM[dim]
+                jobs += [Job("gaussian-pairs", dim, nats, *fit, 100_000) for fit in fits]
     return jobs
 
 
-def _gaussian_options(
-    args: argparse.Namespace, method: str, backbone: Backbone, dim: int
-) -> FitOptions:
-    if backbone == "mlp":
-        base = PERCEPTRON.replace(steps=20_000) if args.full else PERCEPTRON
-    else:
-        rate, steps = RATES.get(method, QUADRATIC.lr), LARGE_STEPS.get(dim, QUADRATIC.steps)
-        base = QUADRATIC.replace(backbone=backbone, lr=rate, steps=steps)
-    return base.given(args.device, args.steps, args.lr)
-
-
 def pathological_jobs(args: argparse.Namespace) -> list[Job]:
-    r"""Lists the fits of the pathological suite.
-
-    Raises:
-        UserError: If it is asked for alone, with options that only Gaussians have.
-    """
-    for option in ("dims", "backbones"):
-        if args.suite == "pathological" and getattr(args, option):
-            raise UserError(
-                f"--{option}: the pathological pairs are scalars on an MLP; expected it with "
-                "--suite gaussian or all."
-            )
-    seeds = args.seeds or (5 if args.full else 1)
+    r"""Lists the fits of the pathological suite."""
     methods = args.methods or [*SCALAR_METHODS, *(["dre-inf", "d3re"] if args.full else [])]
     options = SCALARS.replace(steps=4000) if args.full else SCALARS
-    options = options.given(args.device, args.steps, args.lr)
     kernels = args.kernels or (list(KERNELS) if args.full else ["rq"])
-    with_kernel = [m for m in methods if m != "ksg" and METHODS[m].kernel]
+    with_kernel = [m for m in METHODS if METHODS[m].kernel]
+    fits = list_fits(args, methods, options, kernels, with_kernel, 5 if args.full else 1)
     return [
-        Job(family, 2, level, method, options.replace(seed=seed, kernel=kernel), 20_000)
+        Job(family, 2, level, *fit, 20_000)
         for family, levels in (FULL_LEVELS if args.full else LEVELS).items()
         for level in levels
-        for method in methods
-        for kernel in (kernels if method in with_kernel else kernels[:1])
-        for seed in range(args.seed, args.seed + seeds)
+        for fit in fits
     ]
-
-
-#: The fits of a suite, of the arguments.
-JOBS: dict[str, Callable[[argparse.Namespace], list[Job]]] = {
-    "gaussian": gaussian_jobs,
-    "pathological": pathological_jobs,
-}
-
-
-KSG_POINTS = 5000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -206,17 +163,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--methods",
         nargs="+",
-        metavar="NAME",
-        help=f"{describe_methods(METHODS)}; nearest neighbours, of pathological pairs alone: ksg "
+        choices=(*METHODS, "ksg"),
+        help="how it is estimated; ksg, nearest neighbours, is for pathological pairs alone "
         f"(default: {' '.join(GAUSSIAN_METHODS)}; of pairs {' '.join(SCALAR_METHODS)}; with "
         "--full more)",
     )
     add(
         "--dims",
         nargs="+",
-        type=count(1),
-        metavar="D",
-        help="dimensions of the Gaussian tasks (default: 40 160; with --full all, up to 640)",
+        type=int,
+        choices=tuple(LEVELS_OF_DIM),
+        help="dimensions of the Gaussian tasks (default: 40 160; with --full all)",
     )
     add(
         "--backbones",
@@ -234,56 +191,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int:
-    r"""Runs the suites, prints their tables and writes them.
-
-    Raises:
-        UserError: If a method or dimension is unknown or listed twice, the suite has no such
-            method, or other results are in the way.
-    """
-    check_common_arguments(args)
-    refuse_unknown("--methods", args.methods or (), (*METHODS, "ksg"))
-    neighbours = "ksg" in (args.methods or ())
-    if neighbours and args.suite == "gaussian":
-        raise UserError(
-            "--methods: got 'ksg' with --suite gaussian, expected pathological or all; it is for "
-            "pathological pairs."
-        )
-    suites = JOBS if args.suite == "all" else (args.suite,)
-    # All are listed before the first one runs: a slip should not surface after minutes.
-    plan = {suite: jobs for suite in suites if (jobs := JOBS[suite](args))}
-    given = {k: v for k, v in vars(args).items() if k not in ("out", "run")}
-    configs = {suite: given | {"suite": suite} for suite in plan}
-    for suite, config in configs.items():
-        refuse_other_results(args.out, f"mi-{suite}", config)
-    for suite, jobs in plan.items():
-        rows = run_jobs(estimate, jobs, args.jobs, not args.quiet)
-        keys = ["task", "method", "kernel", "features", "evaluations"]
-        table = summarise(rows, keys)
-        notes = [NOTES[suite], *([NO_NEIGHBOURS] if neighbours and suite == "gaussian" else [])]
-        text = write_report(
-            args.out, f"mi-{suite}", TITLES[suite], table, rows, configs[suite], notes
-        )
-        plot(args.out / f"mi-{suite}.png", TITLES[suite], table)
-        announce(text, args.out, plot=True)
-    return 0
-
-
-TITLES = {
-    "gaussian": "Mutual information of high-dimensional Gaussians (nats)",
-    "pathological": "Mutual information of pathological pairs (nats)",
-}
-NOTES = {
-    "gaussian": "Means over held-out points; seconds are those of training. Correlation "
-    "sqrt(1 - exp(-4 I / d)), which is 0.795 for I = d / 4.",
-    "pathological": "All see normal scores of the coordinates. KSG sees "
-    f"{KSG_POINTS} points, once; the others train on fresh draws.",
-}
-NO_NEIGHBOURS = "KSG is for pathological pairs and has no row here."
-# What the axis of estimates is limited to, in units of the largest truth.
-WINDOW = -0.3, 1.3
-
-
 def estimate(job: Job) -> list[Row]:
     r"""Runs one fit and returns its row."""
     generator = step_generator(job.options.seed, Stream.TEST, 0, job.options.device)
@@ -295,17 +202,24 @@ def estimate(job: Job) -> list[Row]:
         task = dependence_task(job.family, job.level)
         name, truth = task.id, task.truth
         draw_pairs = _normal_scores(task.draw_pairs, generator)
+    row: Row = {"task": name, "method": "KSG", "kernel": "-", "features": "-", "evaluations": 1}
+    row |= {"seed": job.options.seed, "truth": truth}
     if job.method == "ksg":
         x, y = draw_pairs(KSG_POINTS, generator)[1].T
         started = time.monotonic()
-        value = ksg(x, y)
-        return [_row(job, name, truth, value, time.monotonic() - started, 0.0)]
+        row["estimate"] = ksg(x, y)
+        return [row | {"seconds": time.monotonic() - started, "score_seconds": 0.0}]
 
-    fit = fit_ratio(job.method, draw_pairs, job.dim, job.options)
+    method = METHODS[job.method]
+    fit = fit_ratio(method, draw_pairs, job.dim, job.options)
     x_0, x_1 = draw_pairs(job.held_out, generator)
     started = time.monotonic()
-    value = divergence(fit, x_0, x_1)
-    return [_row(job, name, truth, value, fit.seconds, time.monotonic() - started)]
+    row["estimate"] = divergence(fit, x_0, x_1)
+    row |= {"seconds": fit.seconds, "score_seconds": time.monotonic() - started}
+    row |= {"method": method.label, "features": job.options.backbone}
+    row["kernel"] = job.options.kernel if method.kernel else "-"
+    row["evaluations"] = job.options.evaluations if method.solver else 1
+    return [row]
 
 
 def _normal_scores(draw_pairs: DrawPairs, generator: torch.Generator) -> DrawPairs:
@@ -318,37 +232,17 @@ def _normal_scores(draw_pairs: DrawPairs, generator: torch.Generator) -> DrawPai
     return draw
 
 
-def _row(job: Job, task: str, truth: float, value: float, seconds: float, score: float) -> Row:
-    method = METHODS.get(job.method)
-    features = "-" if method is None else job.options.backbone
-    return {
-        "task": task,
-        "method": "KSG" if method is None else method.label,
-        "kernel": job.options.kernel if method and method.kernel else "-",
-        "features": features,
-        "evaluations": job.options.evaluations if method and method.solver else 1,
-        "seed": job.options.seed,
-        "truth": truth,
-        "estimate": value,
-        "seconds": seconds,
-        "score_seconds": score,
-    }
-
-
-def plot(path: Path, title: str, table: Sequence[Row]) -> None:
+def plot(path: Path, rows: Sequence[Row], table: Sequence[Row], title: str) -> None:
     r"""Draws the estimates against the truth, one panel a kind of features.
 
     Estimates far outside, as an exponential bound may give, are triangles at the edge.
 
     Arguments:
         path: The image.
-        title: The title.
+        rows: Not drawn.
         table: The summary.
+        title: The title.
     """
-    from matplotlib.figure import Figure
-
-    from ...files import atomic_path
-
     # Nearest neighbours have no features; they are in every panel, or in one of their own.
     kinds = sorted({row["features"] for row in table} - {"-"}) or ["-"]
     figure = Figure(figsize=(0.6 + 4.2 * len(kinds), 3.8), layout="constrained")
@@ -391,3 +285,47 @@ def plot(path: Path, title: str, table: Sequence[Row]) -> None:
         ax.legend(fontsize=7, frameon=False)
     with atomic_path(path) as temporary:
         figure.savefig(temporary, dpi=120)
+
+
+GAUSSIAN = "Mutual information of high-dimensional Gaussians (nats)"
+PATHOLOGICAL = "Mutual information of pathological pairs (nats)"
+KEYS = ["task", "method", "kernel", "features", "evaluations"]
+SUITES = {
+    "gaussian": Suite(
+        "mi-gaussian",
+        GAUSSIAN,
+        "Means over held-out points; seconds are those of training. Correlation "
+        "sqrt(1 - exp(-4 I / d)), which is 0.795 for I = d / 4. KSG is for pathological pairs "
+        "alone.",
+        gaussian_jobs,
+        estimate,
+        partial(summarise, keys=KEYS),
+        partial(plot, title=GAUSSIAN),
+    ),
+    "pathological": Suite(
+        "mi-pathological",
+        PATHOLOGICAL,
+        f"All see normal scores of the coordinates. KSG sees {KSG_POINTS} points, once; the "
+        "others train on fresh draws.",
+        pathological_jobs,
+        estimate,
+        partial(summarise, keys=KEYS),
+        partial(plot, title=PATHOLOGICAL),
+    ),
+}
+
+
+def run(args: argparse.Namespace) -> int:
+    r"""Runs the suites, prints their tables and writes them.
+
+    Raises:
+        UserError: If something is listed twice, the suite has no such method or option, or other
+            results are in the way.
+    """
+    gaussian = ("gaussian", "all")
+    check_arguments(args, {"dims": gaussian, "backbones": gaussian})
+    if args.suite == "gaussian":
+        check_names("--methods", args.methods or (), METHODS, " with --suite gaussian")
+    names = SUITES if args.suite == "all" else (args.suite,)
+    run_suites(args, [(SUITES[name], {"suite": name}) for name in names])
+    return 0

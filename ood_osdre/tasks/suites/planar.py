@@ -7,30 +7,55 @@ any scaling, by the same number of updates, and judged by
 - the held-out negative log-likelihood as it comes, :math:`-\log \hat r - \log p_0`, and that of
   the normalised density, which adds :math:`\log \hat Z`;
 - :math:`\mathrm{KL}(p_1 \| \hat p / \hat Z)`, from the exact density of the set.
+
+A multi-layer perceptron on plane coordinates learns coarse structure long before fine one,
+whatever its objective. The networks of all methods therefore see sines and cosines along random
+directions as well. The likelihood draws from a Gaussian that is wider than the data, as a batch
+of :math:`p_0` hardly ever visits the places where the ratio is large.
+
+References:
+    | Fourier features let networks learn high frequency functions (Tancik et al., 2020)
+    | https://arxiv.org/abs/2006.10739
 """
 
-__all__ = ["PlanarJob", "estimate_planar", "planar_jobs", "plot_planar"]
+__all__ = [
+    "PLANAR_METHODS",
+    "SUITE",
+    "DensityJob",
+    "FourierFeatures",
+    "draw_pairs_of",
+    "estimate_planar",
+    "planar_jobs",
+    "plot_planar",
+]
 
 import argparse
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
 from ...files import atomic_path
-from ...models.time_conditioned import TimeConditionedRatio
+from ...models.bases import RBFBasis
+from ...models.networks import MLP, CoefficientNetwork
+from ...models.ratio import DirectRatio, OneStepRatio, RatioModel
+from ...models.time_conditioned import TimeConditionedMLP, TimeConditionedRatio
+from ...objectives.base import Objective
 from ...training.batches import Stream, step_generator
 from ..density import log_density
+from ..features import OrthonormalBasis
 from ..fit import DrawPairs, FitOptions, RatioFit, fit_ratio
-from ..partition import grid_mass
-from .density_methods import PLANAR_METHODS
-from .reports import Row, refuse_unknown
+from ..methods import METHODS, Context, Method, likelihood
+from ..partition import grid_mass, isotropic
+from .jobs import Row
+from .reports import Suite, average, check_names, list_fits
 from .toy import PLANAR_SETS, PlanarSet, planar_set
 
 HELD_OUT = 10_000
@@ -46,34 +71,124 @@ OPTIONS = FitOptions(steps=600, standardise="no")
 FULL = OPTIONS.replace(steps=10_000, batch_size=2048, features=256)
 EVALUATIONS = (2, 5, 10)
 
+# The variance of the likelihood's proposal, relative to the mean square of a coordinate.
+WIDENING = 1.3
 
-@dataclass(frozen=True)
-class PlanarJob:
-    r"""One fit: of a set, by a method."""
+# Fourier features: their number, and their angular frequencies for sets a few units across.
+FREQUENCIES, LOWEST, HIGHEST = 64, 0.5, 16.0
+
+
+class FourierFeatures(nn.Module):
+    r"""The point itself, and sines and cosines of it along random directions.
+
+    Arguments:
+        dim: The dimension :math:`d` of the points.
+        size: The number of frequencies, evenly spaced on a logarithmic scale.
+        lowest: The lowest angular frequency.
+        highest: The highest angular frequency.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        size: int = FREQUENCIES,
+        lowest: float = LOWEST,
+        highest: float = HIGHEST,
+    ) -> None:
+        super().__init__()
+        directions = nn.functional.normalize(torch.randn(size, dim), dim=1)
+        scale = torch.logspace(math.log10(lowest), math.log10(highest), size)
+        self.waves: Tensor
+        self.register_buffer("waves", scale[:, None] * directions)
+        self.features = dim + 2 * size
+
+    def forward(self, x: Tensor) -> Tensor:
+        r"""Returns the features, with shape :math:`(B, F)`, of `x`, with shape :math:`(B, d)`."""
+        phase = x @ self.waves.T
+        return torch.cat([x, phase.sin(), phase.cos()], dim=1)
+
+
+class _FourierTimeNetwork(nn.Module):
+    r"""A time-conditioned network on Fourier features."""
+
+    def __init__(self, dim: int, features: int, depth: int) -> None:
+        super().__init__()
+        self.fourier = FourierFeatures(dim)
+        self.network = TimeConditionedMLP(self.fourier.features, features, depth)
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        return self.network(self.fourier(x), t)
+
+
+def _backbone(context: Context) -> nn.Module:
+    o = context.options
+    fourier = FourierFeatures(context.dim)
+    return nn.Sequential(fourier, MLP(fourier.features, o.features, o.depth))
+
+
+def _one_step(context: Context) -> RatioModel:
+    o = context.options
+    basis = OrthonormalBasis(RBFBasis(o.kernel, o.size, o.sigma, learnable=o.learnable))
+    return OneStepRatio(CoefficientNetwork(_backbone(context), o.features, o.size), basis)
+
+
+def _direct(context: Context) -> RatioModel:
+    return DirectRatio(_backbone(context), context.options.features)
+
+
+def _time_conditioned(context: Context) -> RatioModel:
+    o = context.options
+    network = _FourierTimeNetwork(context.dim, o.features, o.depth)
+    return TimeConditionedRatio(network, o.evaluations, context.path.t_range)
+
+
+def _wide_likelihood(context: Context) -> Objective:
+    sigma = math.sqrt(max(WIDENING * context.moments.square_1 / context.dim, 1.0))
+    return likelihood(context, isotropic(context.dim, sigma))
+
+
+#: The rows of the planar suite; they differ in what the label says.
+PLANAR_METHODS: dict[str, Method] = {
+    "os-dre-likelihood": Method("OS-DRE (likelihood)", _one_step, _wide_likelihood, kernel=True),
+    "os-dre": replace(METHODS["os-dre"], label="OS-DRE (path difference)", model=_one_step),
+    "dre-inf": replace(METHODS["dre-inf"], model=_time_conditioned),
+    "d3re": replace(METHODS["d3re"], model=_time_conditioned),
+    "direct-likelihood": Method("Direct (likelihood)", _direct, _wide_likelihood),
+}
+
+
+class DensityJob(NamedTuple):
+    r"""One fit, by a method: of a planar set, a table or a set of images.
+
+    Attributes:
+        name: The name of the set or table.
+        method: The name of the method.
+        options: How it is fitted.
+        root: The folder of the files, if there are any.
+        whiten: Whether coordinates are whitened first.
+    """
 
     name: str
     method: str
     options: FitOptions
+    root: Path | None = None
+    whiten: bool = False
 
 
-def planar_jobs(args: argparse.Namespace) -> list[PlanarJob]:
+def planar_jobs(args: argparse.Namespace) -> list[DensityJob]:
     r"""Lists the fits of the suite.
 
     Raises:
         UserError: If a set or a method is unknown.
     """
     names, methods = args.sets or PLANAR_SETS, args.methods or list(PLANAR_METHODS)
-    refuse_unknown("--sets", names, PLANAR_SETS)
-    refuse_unknown("--methods", methods, PLANAR_METHODS)
-    options = (FULL if args.full else OPTIONS).given(args.device, args.steps, args.lr)
-    kernels: Any = args.kernels or ["rq"]
-    return [
-        PlanarJob(name, method, options.replace(seed=seed, kernel=kernel))
-        for name in names
-        for method in methods
-        for kernel in (kernels if PLANAR_METHODS[method].kernel else kernels[:1])
-        for seed in range(args.seed, args.seed + (args.seeds or 1))
-    ]
+    check_names("--sets", names, PLANAR_SETS)
+    check_names("--methods", methods, PLANAR_METHODS, " with --suite planar")
+    with_kernel = [name for name, method in PLANAR_METHODS.items() if method.kernel]
+    fits = list_fits(
+        args, methods, FULL if args.full else OPTIONS, args.kernels or ["rq"], with_kernel
+    )
+    return [DensityJob(name, *fit) for name in names for fit in fits]
 
 
 def draw_pairs_of(planar: PlanarSet) -> DrawPairs:
@@ -86,26 +201,28 @@ def draw_pairs_of(planar: PlanarSet) -> DrawPairs:
     return draw_pairs
 
 
-def estimate_planar(job: PlanarJob) -> list[Row]:
+def estimate_planar(job: DensityJob) -> list[Row]:
     r"""Runs one fit and returns a row for each number of network evaluations."""
-    planar, method = planar_set(job.name), PLANAR_METHODS[job.method]
+    planar, method, device = planar_set(job.name), PLANAR_METHODS[job.method], job.options.device
     fit = fit_ratio(method, draw_pairs_of(planar), 2, job.options)
-    x = planar.sample(
-        HELD_OUT, step_generator(job.options.seed, Stream.TEST, 0, job.options.device)
-    )
+    x = planar.sample(HELD_OUT, step_generator(job.options.seed, Stream.TEST, 0, device))
     truth = planar.log_density(x)
     rows = []
     for evaluations in EVALUATIONS if method.solver else (1,):
         if isinstance(fit.model, TimeConditionedRatio):
             fit.model.evaluations = evaluations
-        common = {
-            "set": job.name,
-            "method": method.label,
-            "kernel": job.options.kernel if method.kernel else "-",
-            "evaluations": evaluations,
-            "seed": job.options.seed,
-        }
-        rows.append({**common, **_judge(fit, x, truth), "image": _image(fit, job.options.device)})
+        image = log_density(fit, _view().to(device)).exp().cpu().reshape(PIXELS, PIXELS)
+        rows.append(
+            {
+                "set": job.name,
+                "method": method.label,
+                "kernel": job.options.kernel if method.kernel else "-",
+                "evaluations": evaluations,
+                "seed": job.options.seed,
+                **_judge(fit, x, truth),
+                "image": image.numpy().astype(np.float32),
+            }
+        )
     return rows
 
 
@@ -135,12 +252,7 @@ def _view() -> Tensor:
     return torch.stack([x, y], dim=-1).reshape(-1, 2)
 
 
-def _image(fit: RatioFit, device: str) -> np.ndarray:
-    values = log_density(fit, _view().to(device)).exp().cpu()
-    return values.reshape(PIXELS, PIXELS).numpy().astype(np.float32)
-
-
-def plot_planar(path: Path, rows: Sequence[Row]) -> None:
+def plot_planar(path: Path, rows: Sequence[Row], table: Sequence[Row] = ()) -> None:
     r"""Draws samples, the truth and every method's density, a line a set.
 
     Densities are as they come, not normalised, all of a set on the scale of its exact one.
@@ -148,14 +260,17 @@ def plot_planar(path: Path, rows: Sequence[Row]) -> None:
     Arguments:
         path: The PNG file.
         rows: Rows with their images; of several seeds the first is shown.
+        table: Not drawn.
     """
     from matplotlib.figure import Figure
+    from PIL import Image
 
     names = list(dict.fromkeys(row["set"] for row in rows))
     titles = list(dict.fromkeys(_title(row) for row in rows))
     height = 1.05 * len(names) + 0.4 + 0.2
     figure = Figure(figsize=(1.05 * (2 + len(titles)), height), dpi=90)
     axes = figure.subplots(len(names), 2 + len(titles), squeeze=False)
+    limits = {"xlim": (-VIEW, VIEW), "ylim": (-VIEW, VIEW), "aspect": "equal"}
     for line, name in zip(axes, names, strict=True):
         planar = planar_set(name)
         x = planar.sample(2000, step_generator(0, Stream.TEST, 1, "cpu"))
@@ -164,20 +279,14 @@ def plot_planar(path: Path, rows: Sequence[Row]) -> None:
         images = {"exact": truth}
         for row in reversed([r for r in rows if r["set"] == name]):
             images[_title(row)] = row["image"]
-        top = np.quantile(truth[truth > 1e-3 * truth.max()], 0.95)
+        scale = {"vmin": 0, "vmax": np.quantile(truth[truth > 1e-3 * truth.max()], 0.95)}
         for ax, title in zip(line[1:], ["exact", *titles], strict=True):
             if title in images:
-                ax.imshow(
-                    images[title],
-                    origin="lower",
-                    extent=(-VIEW, VIEW, -VIEW, VIEW),
-                    vmin=0,
-                    vmax=top,
-                    cmap="viridis",
-                )
+                extent = (-VIEW, VIEW, -VIEW, VIEW)
+                ax.imshow(images[title], "viridis", origin="lower", extent=extent, **scale)
         line[0].set_ylabel(name, fontsize=8)
         for ax in line:
-            ax.set(xticks=[], yticks=[], xlim=(-VIEW, VIEW), ylim=(-VIEW, VIEW), aspect="equal")
+            ax.set(xticks=[], yticks=[], **limits)
     for ax, title in zip(axes[0], ["samples", "exact", *titles], strict=True):
         ax.set_title(title.replace(" (", "\n("), fontsize=6.5)
     bottom = 0.2 / height
@@ -185,7 +294,10 @@ def plot_planar(path: Path, rows: Sequence[Row]) -> None:
     figure.text(0.5, bottom / 2, CAPTION, ha="center", va="center", fontsize=6.5)
     with atomic_path(path) as temporary:
         figure.savefig(temporary, format="png")
-        _reduce_colours(temporary)
+        # A palette of 64 colours takes a third of the size.
+        with Image.open(temporary) as image:
+            reduced = image.convert("RGB").quantize(64, dither=Image.Dither.NONE)
+        reduced.save(temporary, format="PNG", optimize=True)
 
 
 def _title(row: Row) -> str:
@@ -194,10 +306,13 @@ def _title(row: Row) -> str:
     return f"{row['method']}{kernel}{evaluations}"
 
 
-def _reduce_colours(path: Path) -> None:
-    r"""Rewrites an image with a palette of 64 colours, at a third of the size."""
-    from PIL import Image
-
-    with Image.open(path) as image:
-        reduced = image.convert("RGB").quantize(64, dither=Image.Dither.NONE)
-    reduced.save(path, format="PNG", optimize=True)
+SUITE = Suite(
+    "density-planar",
+    "Densities of planar sets (nats)",
+    "`nll` is that of the density as it comes, `normalised_nll` and `kl` after division by its "
+    "total mass, by a grid. `entropy` is the least NLL that any density can have.",
+    planar_jobs,
+    estimate_planar,
+    partial(average, keys=("set", "method", "kernel", "evaluations")),
+    plot_planar,
+)

@@ -1,67 +1,75 @@
-r"""What the task commands share: options, tables with the truth, and their files.
+r"""What the task commands share: their options, and tables that are written with a record.
 
-Many fits, in order or in several processes that end together.
+A command lists its fits and hands them to :func:`run_suites` with a :class:`Suite`, which says how
+a fit is run and how its rows become a table. The rest is the same for all: other results are not
+replaced, fits run in order or in several processes, and the table is printed and written.
 """
 
 __all__ = [
     "Row",
+    "Suite",
     "add_common_arguments",
-    "announce",
-    "check_common_arguments",
-    "describe_methods",
+    "average",
+    "check_arguments",
+    "check_distinct",
+    "check_names",
+    "list_fits",
     "refuse_other_results",
-    "refuse_unknown",
-    "run_jobs",
+    "run_suites",
     "summarise",
     "write_report",
 ]
 
 import argparse
-import csv
-import io
 import json
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
+
+import pandas as pd
 
 from ...errors import UserError, count, number
 from ...evaluation.records import RunRecord
 from ...files import as_json, atomic_path
+from ...training.distributed import find_device
+from ..methods import FitOptions
+from .jobs import Row, run_jobs
 
-if TYPE_CHECKING:
-    from ..methods import Method
-import multiprocessing
-import os
-import signal
-import threading
-from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing, contextmanager
-from types import FrameType
-from typing import TypeVar
-
-from tqdm import tqdm
-
-Row: TypeAlias = dict[str, Any]
+Plot: TypeAlias = Callable[[Path, Sequence[Row], Sequence[Row]], None]
 
 # Seeds are multiplied and added to; those of every library still hold the result.
 LARGEST_SEED = 2**31 - 1
-# Options that are lists of names or numbers, each of which makes rows of its own.
-LISTS = ("sets", "scenarios", "dims", "methods", "backbones", "kernels")
 # What changes no number of a table.
 IRRELEVANT = {"jobs", "quiet"}
 
 
-def add_common_arguments(parser: argparse.ArgumentParser, task: str) -> None:
-    r"""Adds the options that every task has.
+@dataclass(frozen=True)
+class Suite:
+    r"""Fits whose rows make one table.
 
-    Arguments:
-        parser: The parser of the subcommand.
-        task: The name of the task, which is that of its folder.
+    Attributes:
+        name: The stem of the files.
+        title: The title of the table.
+        note: What stands beneath the table.
+        jobs: Lists the fits that the arguments ask for.
+        estimate: Runs one fit and returns its rows. An `image` in a row is for the figure alone.
+        table: Makes the table from the rows of all fits.
+        plot: Draws a figure, given its path, the rows of all fits and the table.
     """
+
+    name: str
+    title: str
+    note: str
+    jobs: Callable[[argparse.Namespace], Sequence[Any]]
+    estimate: Callable[[Any], list[Row]]
+    table: Callable[[Sequence[Row]], list[Row]]
+    plot: Plot | None = None
+
+
+def add_common_arguments(parser: argparse.ArgumentParser, task: str) -> None:
+    r"""Adds the options that every task has; the task names its default folder."""
     add = parser.add_argument
     default = Path("runs") / f"tasks-{task}"
     add("--out", type=Path, default=default, metavar="DIR", help=f"folder (default: {default})")
@@ -82,51 +90,108 @@ def add_common_arguments(parser: argparse.ArgumentParser, task: str) -> None:
     add("--quiet", action="store_true", help="no progress bars")
 
 
-def describe_methods(methods: Mapping[str, "Method"]) -> str:
-    r"""Returns the names of methods by what they are, for a help text.
-
-    Arguments:
-        methods: The methods by name.
-    """
-    solvers = [name for name, method in methods.items() if method.solver]
-    ours = [name for name, method in methods.items() if method.kernel]
-    direct = [name for name in methods if name not in (*solvers, *ours)]
-    kinds = {"one step": ours, "solvers": solvers, "direct": direct}
-    return "; ".join(f"{kind}: {' '.join(names)}" for kind, names in kinds.items() if names)
-
-
-def check_common_arguments(args: argparse.Namespace) -> None:
-    r"""Refuses what a parser cannot, before the first fit.
+def check_arguments(
+    args: argparse.Namespace, own: Mapping[str, Collection[str]] | None = None
+) -> None:
+    r"""Refuses, before the first fit, what no parser can.
 
     Arguments:
         args: The arguments of a task.
+        own: Options that not all suites of the task have, each with those that have it.
 
     Raises:
-        UserError: If something is listed twice, which would count as another seed, or there is no
-            such device.
+        UserError: If something is listed twice, the suite has no such option, or there is no such
+            device.
     """
-    for option in LISTS:
-        given = getattr(args, option, None) or []
-        for value in given:
-            if given.count(value) > 1:
-                raise UserError(f"--{option}: got {value} twice, expected it once.")
-    from ...training.distributed import find_device
-
+    for option, given in vars(args).items():
+        if isinstance(given, list):
+            check_distinct(f"--{option}", given)
+    for option, suites in (own or {}).items():
+        if getattr(args, option) and args.suite not in suites:
+            raise UserError(
+                f"--{option}: got --suite {args.suite}, expected {' or '.join(suites)}."
+            )
     find_device(args.device, "--device")
 
 
-def refuse_unknown(option: str, given: Iterable[str], known: Iterable[str]) -> None:
-    r"""Raises an error if a name is not among those that are known.
+def check_distinct(option: str, given: Sequence[Any]) -> None:
+    r"""Refuses what an option lists twice, which would count as another seed."""
+    for value in given:
+        if given.count(value) > 1:
+            raise UserError(f"{option}: got {value} twice, expected it once.")
+
+
+def check_names(option: str, given: Iterable[str], known: Iterable[str], where: str = "") -> None:
+    r"""Refuses names that are not known.
 
     Arguments:
         option: The option that gave the names.
         given: The names.
         known: Those there are.
+        where: What they are known for, such as `" with --suite planar"`.
+
+    Raises:
+        UserError: If there is one.
     """
     known = list(dict.fromkeys(known))
     for name in given:
         if name not in known:
-            raise UserError(f"{option}: got {name!r}, expected some of {', '.join(known)}.")
+            raise UserError(f"{option}: got {name!r}{where}, expected some of {', '.join(known)}.")
+
+
+def list_fits(
+    args: argparse.Namespace,
+    methods: Iterable[str],
+    options: FitOptions,
+    kernels: Sequence[str],
+    with_kernel: Collection[str],
+    seeds: int = 1,
+) -> list[tuple[str, FitOptions]]:
+    r"""Lists methods with the options of their fits, one for every kernel and seed.
+
+    Arguments:
+        args: The arguments of a task, which win over the options.
+        methods: The names of the methods.
+        options: The options of a fit.
+        kernels: The kernels; only the first for a method that none matters to.
+        with_kernel: The methods that the kernel matters to.
+        seeds: The number of seeds if none is given.
+    """
+    options = options.given(args.device, args.steps, args.lr)
+    return [
+        (method, options.replace(seed=seed, kernel=kernel))
+        for method in methods
+        for kernel in (kernels if method in with_kernel else kernels[:1])
+        for seed in range(args.seed, args.seed + (args.seeds or seeds))
+    ]
+
+
+def run_suites(
+    args: argparse.Namespace, suites: Iterable[tuple[Suite, Mapping[str, object]]]
+) -> None:
+    r"""Runs suites one after the other, prints their tables and writes them.
+
+    Arguments:
+        args: The arguments of the task, which the records keep.
+        suites: Suites, those without any fit being left out, and how their record differs.
+
+    Raises:
+        UserError: If other results are in the way of any suite, or a fit or its report fails.
+    """
+    given = {k: v for k, v in vars(args).items() if k != "out"}
+    # All are listed before the first one runs: a slip should not surface after minutes.
+    plans = [(suite, suite.jobs(args), {**given, **changes}) for suite, changes in suites]
+    plans = [plan for plan in plans if plan[1]]
+    for suite, _, config in plans:
+        refuse_other_results(args.out, suite.name, config)
+    for suite, jobs, config in plans:
+        rows = run_jobs(suite.estimate, jobs, args.jobs, not args.quiet)
+        plain = [{k: v for k, v in row.items() if k != "image"} for row in rows]
+        table = suite.table(plain)
+        write_report(args.out, suite.name, suite.title, suite.note, table, plain, config)
+        if suite.plot is not None:
+            suite.plot(args.out / f"{suite.name}.png", rows, table)
+            print(f"Plot: {args.out / suite.name}.png")
 
 
 def summarise(rows: Sequence[Row], keys: Sequence[str]) -> list[Row]:
@@ -141,49 +206,64 @@ def summarise(rows: Sequence[Row], keys: Sequence[str]) -> list[Row]:
         sample standard deviation of the estimate, mean squared and absolute error, the relative
         error of the mean, and the mean of the seconds.
     """
-    groups: dict[tuple[Any, ...], list[Row]] = {}
-    for row in rows:
-        groups.setdefault(tuple(row[k] for k in (*keys, "truth")), []).append(row)
+    frame = pd.DataFrame(rows)
+    error = frame["estimate"] - frame["truth"]
+    frame = frame.assign(mse=error**2, mae=error.abs())
+    table = frame.groupby([*keys, "truth"], sort=False, as_index=False).agg(
+        seeds=("estimate", "size"),
+        mean=("estimate", "mean"),
+        std=("estimate", "std"),
+        mse=("mse", "mean"),
+        mae=("mae", "mean"),
+        seconds=("seconds", "mean"),
+    )
+    truth = table["truth"]
+    relative = (table["mean"] - truth) / truth.where(truth != 0)
+    table.insert(table.columns.get_loc("seconds"), "relative", relative)
+    return _plain(table)
 
-    table = []
-    for key, members in groups.items():
-        truth, n = key[-1], len(members)
-        estimates = [m["estimate"] for m in members]
-        mean = sum(estimates) / n
-        spread = sum((e - mean) ** 2 for e in estimates)
-        table.append(
-            {
-                **dict(zip((*keys, "truth"), key, strict=True)),
-                "seeds": n,
-                "mean": mean,
-                "std": math.sqrt(spread / (n - 1)) if n > 1 else None,
-                "mse": sum((e - truth) ** 2 for e in estimates) / n,
-                "mae": sum(abs(e - truth) for e in estimates) / n,
-                "relative": (mean - truth) / truth if truth else None,
-                "seconds": sum(m["seconds"] for m in members) / n,
-            }
-        )
-    return table
+
+def average(rows: Sequence[Row], keys: Sequence[str]) -> list[Row]:
+    r"""Averages rows over seeds.
+
+    Arguments:
+        rows: Rows with the keys, a `seed` and numbers; a number may be None throughout.
+        keys: What a group of rows has in common.
+
+    Returns:
+        For each group, in order of appearance: the keys, the number of seeds, the means.
+    """
+    frame = pd.DataFrame(rows)
+    numbers = [column for column in frame if column not in (*keys, "seed")]
+    groups = frame.astype(dict.fromkeys(numbers, float)).groupby(list(keys), sort=False)
+    table = groups[numbers].mean()
+    table.insert(0, "seeds", groups.size())
+    return _plain(table.reset_index())
+
+
+def _plain(frame: pd.DataFrame) -> list[Row]:
+    return frame.astype(object).where(frame.notna(), None).to_dict("records")
 
 
 def refuse_other_results(out: Path, name: str, config: Mapping[str, Any]) -> None:
-    r"""Raises an error if the files that a run is going to write hold results of other settings.
+    r"""Refuses a folder whose files hold results of other settings.
 
     Arguments:
         out: The folder.
         name: The stem of the files.
         config: What is going to be run; results of the same may be replaced.
+
+    Raises:
+        UserError: If there are such results, or something else by their name.
     """
     path = out / f"{name}.json"
     try:
-        record = json.loads(path.read_bytes())
-        old = dict(record["config"])
+        old = dict(json.loads(path.read_bytes())["config"])
     except FileNotFoundError:
         return
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}.") from None
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise UserError(f"{path}: no record of this task; choose another --out.") from None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "no record of this task"
+        raise UserError(f"{path}: cannot be read: {reason}; choose another --out.") from None
     new = as_json(dict(config))
     assert isinstance(new, dict)
     differing = [k for k in sorted({*old, *new} - IRRELEVANT) if old.get(k) != new.get(k)]
@@ -198,24 +278,21 @@ def write_report(
     out: Path,
     name: str,
     title: str,
+    note: str,
     table: Sequence[Row],
     rows: Sequence[Row],
     config: Mapping[str, Any],
-    notes: Sequence[str] = (),
-) -> str:
-    r"""Writes a table as CSV and Markdown, and the run record with all rows, or nothing of it.
+) -> None:
+    r"""Writes a table as CSV and Markdown with its run record, or nothing of it, and prints it.
 
     Arguments:
         out: The folder.
         name: The stem of the files.
         title: The title of the Markdown table.
+        note: What stands beneath it.
         table: The rows of the table, which have equal keys.
         rows: The rows it was made from.
         config: What was run.
-        notes: Lines beneath the table.
-
-    Returns:
-        The Markdown text.
 
     Raises:
         UserError: If a number is not finite, or the files cannot be written.
@@ -231,45 +308,27 @@ def write_report(
         plain = as_json(record)
     except ValueError as error:
         raise UserError(f"{out / name}.json: {error}") from None
-    text = f"# {title}\n\n{_markdown(table)}\n"
-    text += "".join(f"\n{note}\n" for note in notes)
-    with io.StringIO() as buffer:
-        writer = csv.DictWriter(buffer, list(table[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(table)
-        columns = buffer.getvalue()
-    contents = {"json": json.dumps(plain, indent=2) + "\n", "csv": columns, "md": text}
+    # Of objects, as a column of numbers would turn whole ones beside a None into fractions.
+    frame = pd.DataFrame(table, dtype=object)
+    names = [frame[column].map(lambda value: isinstance(value, str)).any() for column in frame]
+    columns = frame.map(_cell).to_markdown(
+        index=False,
+        disable_numparse=True,
+        colalign=["left" if name else "right" for name in names],
+    )
+    text = "\n\n".join([f"# {title}", columns, *filter(None, [note])]) + "\n"
+    contents = {
+        "json": json.dumps(plain, indent=2) + "\n",
+        "csv": frame.to_csv(index=False, lineterminator="\n"),
+        "md": text,
+    }
     # None gets its name before all are on the disk.
     with ExitStack() as stack:
         for suffix, content in contents.items():
             path = stack.enter_context(atomic_path(out / f"{name}.{suffix}"))
             path.write_bytes(content.encode())
-    return text
-
-
-def announce(text: str, out: Path, plot: bool = False) -> None:
-    r"""Prints a table and where its files are.
-
-    Arguments:
-        text: The table.
-        out: The folder of the files.
-        plot: Whether there is a plot among them.
-    """
     print(text)
-    print(f"{'Tables, plot' if plot else 'Tables'} and record: {out}")
-
-
-def _markdown(table: Sequence[Row]) -> str:
-    names = list(table[0])
-    lines = ["| " + " | ".join(names) + " |"]
-    marks = ("--:" if _is_number([row[n] for row in table]) else ":--" for n in names)
-    lines.append("| " + " | ".join(marks) + " |")
-    lines += ["| " + " | ".join(_cell(row[n]) for n in names) + " |" for row in table]
-    return "\n".join(lines)
-
-
-def _is_number(values: Sequence[object]) -> bool:
-    return all(v is None or isinstance(v, int | float) for v in values)
+    print(f"Tables and record: {out}")
 
 
 def _cell(value: object) -> str:
@@ -278,110 +337,3 @@ def _cell(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.0f}" if value.is_integer() and abs(value) < 1e9 else f"{value:.4g}"
     return str(value)
-
-
-Job = TypeVar("Job")
-
-
-def run_jobs(
-    function: Callable[[Job], list[Row]], jobs: Sequence[Job], processes: int, progress: bool
-) -> list[Row]:
-    r"""Runs a function of this package on every job, in order or in parallel.
-
-    Arguments:
-        function: From a job to rows; with several processes both have to be picklable.
-        jobs: The jobs.
-        processes: The number of processes.
-        progress: Whether to show a progress bar over the jobs.
-
-    Returns:
-        The rows of all jobs, in the order of the jobs.
-    """
-    results: dict[int, list[Row]] = {}
-    with tqdm(total=len(jobs), disable=not progress, unit="fit") as bar:
-        if processes == 1:
-            for i, job in enumerate(jobs):
-                results[i] = function(job)
-                bar.update()
-        else:
-            with closing(_in_parallel(function, jobs, processes)) as ended:
-                for i, rows in ended:
-                    results[i] = rows
-                    bar.update()
-    return [row for i in range(len(jobs)) for row in results[i]]
-
-
-def _in_parallel(
-    function: Callable[[Job], list[Row]], jobs: Sequence[Job], processes: int
-) -> Generator[tuple[int, list[Row]], None, None]:
-    r"""Yields the number and the rows of each job as it ends; if one fails, all are stopped."""
-    # Spawned, as a forked child of a process that has used threads may hang.
-    context = multiprocessing.get_context("spawn")
-    others = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(processes, context, initializer=_prepare_worker)
-    with _interrupted_by_sigterm():
-        try:
-            with _interrupts_held():
-                futures = {pool.submit(function, job): i for i, job in enumerate(jobs)}
-            for future in as_completed(futures):
-                yield futures[future], future.result()
-        except BaseException as error:
-            # Nobody waits for the rest, which may take hours.
-            for process in set(multiprocessing.active_children()) - others:
-                process.terminate()
-            if isinstance(error, BrokenProcessPool):
-                raise UserError(
-                    f"--jobs {processes}: a process was killed, as when memory is short; try fewer."
-                ) from None
-            raise
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-
-@contextmanager
-def _interrupted_by_sigterm() -> Iterator[None]:
-    r"""Lets SIGTERM do what Ctrl-C does, in the main thread, so that no worker is left behind."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    previous = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
-
-
-@contextmanager
-def _interrupts_held() -> Iterator[None]:
-    r"""Holds Ctrl-C back; processes that are started meanwhile never get it.
-
-    A terminal sends it to all of them, but it is the parent that ends them.
-    """
-    if not hasattr(signal, "pthread_sigmask"):  # Windows
-        yield
-        return
-    previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
-
-
-def _prepare_worker() -> None:
-    import torch
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    torch.set_num_threads(1)
-
-
-def _end_with_parent() -> None:
-    r"""Ends this process when its parent does: one that was killed cannot."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)

@@ -1,52 +1,68 @@
-r"""Tables of numbers: five of the field's from their files, beside those that scikit-learn ships.
+r"""Tables of numbers in three parts: those of the field, those of scikit-learn, and your own.
 
-Of POWER, GAS, HEPMASS, MINIBOONE and BSDS300 (:mod:`ood_osdre.tasks.suites.table_files`) the manifest
-`tabular` says what has to come out: the columns and the rows of each part. Nothing is downloaded.
-Any other table is a file of numbers.
+**The field's five**, POWER, GAS, HEPMASS, MINIBOONE and BSDS300, are read from their files and
+preprocessed step by step as in the paper that introduced them, draws of noise included. The
+manifest `tabular` says where the files are and what has to come out. Nothing is downloaded.
 
-Tables of numbers that scikit-learn ships, which need no file.
+**Of scikit-learn** are `iris`, `wine`, `breast_cancer` and `colours`, the colours of 40,000 pairs
+of neighbouring pixels of a photograph, in six dimensions. Their values are rounded, so uniform
+noise as wide as the rounding is added: a density of rounded values may be as large as one likes.
+Parts are 80, 10 and 10 per cent; those of `colours` share no vertical stripe of the photograph.
 
-They are small (`iris`, `wine`, `breast_cancer`), but for `colours`: the
-colours of 40,000 pairs of neighbouring pixels of a photograph, in six dimensions. Their values are
-rounded, so uniform noise as wide as the rounding is added: a density of rounded values may be as
-large as one likes. Parts are 80, 10 and 10 per cent; those of `colours` share no vertical stripe
-of the photograph. They are standardised by the mean and deviation of the training part.
+**Any other table** is a file of numbers with one row an observation, `.csv` with a line of names
+or `.npy`, in parts of 80, 10 and 10 per cent. Parts of both kinds are standardised by the mean
+and deviation of the training part.
+
+References:
+    | Masked autoregressive flow for density estimation (Papamakarios et al., 2017)
+    | https://arxiv.org/abs/1705.07057
 """
 
-__all__ = [
-    "SHIPPED",
-    "Table",
-    "load_table",
-    "shipped_table",
-    "shuffled_parts",
-    "table_names",
-]
+__all__ = ["SHIPPED", "Table", "is_file_name", "load_table", "table_names"]
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import importlib
+import pickle
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
+from pydantic import Field
 
-from ...errors import UserError, did_you_mean
+from ...errors import UserError, one_line
+from ...files import map_array
+from ...options import Count, Options
 from ...resources import find, read_yaml
-from ..rows import check_rows
-from .table_files import (
-    ARRAYS,
-    RAW_FILES,
-    READERS,
-    Array,
-    ArrayParts,
-    is_file_name,
-    read_numbers,
-    standardised,
+from ..rows import check_rows, read_rows
+from .reports import check_names
+
+Array: TypeAlias = NDArray[np.float64]
+Parts: TypeAlias = tuple[Array, Array, Array]
+T = TypeVar("T")
+
+#: The tables that come with scikit-learn.
+SHIPPED = ("colours", "iris", "wine", "breast_cancer")
+# The rows of `colours`, and the width of the stripes of which each belongs to one part.
+COLOUR_ROWS, STRIPE = 40_000, 16
+GAS_LABELS = ["Meth", "Eth", "Time"]
+# What reading a damaged file, unpickling included, is known to raise.
+DAMAGE = (
+    pickle.UnpicklingError,
+    OSError,
+    EOFError,
+    ImportError,
+    AttributeError,
+    LookupError,
+    ValueError,
+    TypeError,
+    MemoryError,
 )
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(NamedTuple):
     r"""The three parts of a table.
 
     Attributes:
@@ -61,15 +77,64 @@ class Table:
     val: Array
     test: Array
 
-    @property
-    def dim(self) -> int:
-        r"""The number of columns."""
-        return self.train.shape[1]
+
+class Entry(Options):
+    r"""A table of the field: its file, and the columns and rows of its parts after preprocessing."""
+
+    files: Annotated[list[str], Field(min_length=1, max_length=1)]
+    dim: Count
+    rows: Annotated[list[Count], Field(min_length=3, max_length=3)]
+    raw_columns: Count | None = None
+    source: str = ""
+    licence: str = ""
+    note: str = ""
+
+
+class ArrayEntry(Entry):
+    r"""A table that is one array, with its columns before preprocessing."""
+
+    raw_columns: Count
+
+
+class PairEntry(Entry):
+    r"""A table in two files, of which the second holds the test part."""
+
+    files: Annotated[list[str], Field(min_length=2, max_length=2)]
+
+
+class Tables(Options):
+    r"""The tables of the field by name."""
+
+    power: ArrayEntry | None = None
+    gas: Entry | None = None
+    hepmass: PairEntry | None = None
+    miniboone: ArrayEntry | None = None
+    bsds300: Entry | None = None
+
+
+class Manifest(Options):
+    r"""The manifest `tabular`; there are no sets of images in it."""
+
+    title: str = ""
+    note: str = ""
+    get: str = ""
+    ids: dict[str, Any] = Field(default_factory=dict)
+    tables: Tables
+
+
+def _entries(source: Path) -> dict[str, Entry]:
+    tables = Manifest.of(read_yaml(source), str(source)).tables
+    return {name: entry for name, entry in tables if entry is not None}
 
 
 def table_names(manifest: str | Path = "tabular") -> tuple[str, ...]:
     r"""Returns the names of all tables, those that need no file first."""
     return (*SHIPPED, *_entries(find("data_manifests", str(manifest))))
+
+
+def is_file_name(name: str) -> bool:
+    r"""Returns whether a table's name is that of a file of numbers."""
+    return Path(name).suffix.lower() in (".csv", ".npy")
 
 
 def load_table(
@@ -79,129 +144,183 @@ def load_table(
 
     Arguments:
         name: One of :func:`table_names`, or the path of a file of numbers.
-        root: The folder of the files; those that scikit-learn ships need none.
+        root: The folder of the files; None for the current one.
         manifest: The manifest, by name or path.
 
     Raises:
-        UserError: If there is no such table, or its files are absent or not what the manifest
-            says.
+        UserError: If there is no such table, its files are absent, damaged or not what the
+            manifest says, or rows of an own file are too few or do not span their dimensions.
 
     Example:
         >>> load_table("wine").train.shape
         (142, 13)
     """
-    if is_file_name(name):
-        with np.errstate(invalid="ignore", divide="ignore"):
-            parts = shuffled_parts(read_numbers(Path(name)))
-        check_rows(f"{name}, its training part", parts[0], least=0)
-        return Table(Path(name).name, *parts)
     if name in SHIPPED:
-        return Table(name, *shipped_table(name))
-    source = find("data_manifests", str(manifest))
-    entries = _entries(source)
-    if name not in entries:
-        known = (*SHIPPED, *entries)
-        raise UserError(
-            f"table: got {name!r}{did_you_mean(name, known)}, expected one of {', '.join(known)}."
-        )
-    entry = entries[name]
-    if root is None:
-        raise UserError(
-            f"table {name}: no data root, expected the folder that holds {entry['files'][0]}."
-        )
-    paths = [Path(root) / file for file in entry["files"]]
+        return Table(name, *_shipped(name))
+    entry, hint, paths = None, "", [Path(name)]
+    if not is_file_name(name):
+        source = find("data_manifests", str(manifest))
+        entries = _entries(source)
+        check_names("table", [name], (*SHIPPED, *entries))
+        entry, hint = entries[name], f"; see 'get' in {source}"
+        paths = [Path(root or "") / file for file in entry.files]
     for path in paths:
         if not path.is_file():
-            raise UserError(f"table {name}: {path} is absent; see 'get' in {source}.")
+            raise UserError(f"{path}: is absent{hint}.")
+    if entry is None:
+        return Table(paths[0].name, *_own(paths[0]))
     parts = READERS[name](paths, entry)
+    found, expected = [x.shape for x in parts], [(n, entry.dim) for n in entry.rows]
+    if found != expected:
+        raise UserError(f"table {name}: got parts of shapes {found}, expected {expected}.")
     for part in parts:
-        if part.ndim != 2:
-            raise UserError(f"table {name}: a part of shape {part.shape}, expected (N, d).")
-    found = [len(part) for part in parts]
-    if found != list(entry["rows"]):
-        raise UserError(f"table {name}: {found} rows, expected {list(entry['rows'])}.")
-    for part in parts:
-        if part.shape[1] != entry["dim"]:
-            raise UserError(f"table {name}: {part.shape[1]} columns, expected {entry['dim']}.")
-    if not all(np.isfinite(part).all() for part in parts):
-        raise UserError(f"table {name}: a value is not finite, expected numbers only.")
+        read_rows(f"table {name}", part)
     return Table(name, *parts)
 
 
-def _entries(path: Path) -> Mapping[str, Any]:
-    content = read_yaml(path)
-    tables = content.get("tables") if isinstance(content, dict) else None
-    if not isinstance(tables, dict):
-        raise UserError(f"{path}: no 'tables', expected a mapping of names.")
-    for name, entry in tables.items():
-        missing = {"files", "dim", "rows"} - set(entry if isinstance(entry, dict) else ())
-        if missing:
-            raise UserError(f"{path}: tables.{name}: the key {min(missing)!r} is missing.")
-        if name not in READERS:
-            raise UserError(f"{path}: tables.{name}: expected one of {', '.join(READERS)}.")
-        _check_entry(f"{path}: tables.{name}", entry, RAW_FILES.get(name, 1), name in ARRAYS)
-    return tables
+def _own(path: Path) -> Parts:
+    r"""Returns the parts of a user's file of numbers."""
+    x = _numbers(path)
+    check_rows(str(path), x)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        parts = _shuffled_parts(x, np.random.default_rng(0))
+    check_rows(f"{path}, its training part", parts[0], least=0)
+    return parts
 
 
-def _check_entry(where: str, entry: Mapping[str, Any], files: int, array: bool) -> None:
-    def are(values: object, kind: type, length: int) -> bool:
-        found = values if isinstance(values, list) else ()
-        return len(found) == length and all(type(v) is kind for v in found)
-
-    if not are(entry["files"], str, files):
-        raise UserError(
-            f"{where}.files: got {entry['files']!r}, expected {files} names of files in a list."
-        )
-    if not are(entry["rows"], int, 3):
-        raise UserError(f"{where}.rows: got {entry['rows']!r}, expected three whole numbers.")
-    if array and "raw_columns" not in entry:
-        raise UserError(f"{where}: the key 'raw_columns' is missing.")
-    for key in ("dim", "raw_columns") if array else ("dim",):
-        if type(entry[key]) is not int or entry[key] < 1:
-            raise UserError(f"{where}.{key}: got {entry[key]!r}, expected a number of columns.")
+def _numbers(path: Path) -> Array:
+    r"""Returns the rows of a `.csv` or `.npy` file, with shape :math:`(N, d)`."""
+    is_csv = path.suffix.lower() == ".csv"
+    x = _read(path, pd.read_csv, "a table of numbers") if is_csv else map_array(path)
+    return read_rows(str(path), x)
 
 
-#: The tables that come with scikit-learn.
-SHIPPED = ("colours", "iris", "wine", "breast_cancer")
+def _read(path: Path, reader: Callable[[Path], T], expected: str) -> T:
+    r"""Returns what a library reads from a file, or says in one line why it cannot."""
+    try:
+        return reader(path)
+    except DAMAGE as error:
+        raise UserError(f"{path}: not {expected}: {one_line(error)}.") from None
 
-# The rows of `colours`, and the width of the stripes of which each belongs to one part.
-COLOUR_ROWS, STRIPE = 40_000, 16
+
+def _with_columns(path: Path, x: Array, columns: int | None) -> Array:
+    if not len(x) or x.shape[1] != columns:
+        raise UserError(f"{path}: got rows of shape {x.shape}, expected (N, {columns}).")
+    return x
 
 
-def shipped_table(name: str) -> ArrayParts:
-    r"""Returns the three parts of a table.
+def _standardised(parts: Parts, by: Array, ddof: int = 0) -> Parts:
+    r"""Returns the parts less the mean and over the deviation of some rows."""
+    mean, std = by.mean(axis=0), by.std(axis=0, ddof=ddof)
+    train, val, test = ((part - mean) / std for part in parts)
+    return train, val, test
 
-    Arguments:
-        name: One of :data:`SHIPPED`.
-    """
+
+def _tenths(x: Array) -> Parts:
+    r"""Cuts off the last tenth for testing, and the last tenth of the rest for validation."""
+    test = int(0.1 * len(x))
+    rest = x[: len(x) - test]
+    val = int(0.1 * len(rest))
+    return rest[: len(rest) - val], rest[len(rest) - val :], x[len(x) - test :]
+
+
+def _power(paths: list[Path], entry: Entry) -> Parts:
+    rng = np.random.RandomState(42)
+    x = _with_columns(paths[0], _numbers(paths[0]), entry.raw_columns)
+    rng.shuffle(x)
+    # Without global reactive power and intensity, which the others determine.
+    x = np.delete(x, [1, 3], axis=1)
+    n = len(x)
+    voltage, gap = 0.01 * rng.rand(n, 1), 0.001 * rng.rand(n, 1)
+    meters, time = rng.rand(n, 3), np.zeros((n, 1))
+    parts = _tenths(x + np.hstack([gap, voltage, meters, time]))
+    return _standardised(parts, np.vstack(parts[:2]))
+
+
+def _gas(paths: list[Path], entry: Entry) -> Parts:
+    # The field's own file is a pickle, which may run code: see 'get' in the manifest. As an index
+    # the labels have to be there, and are no columns any more.
+    frame = _read(
+        paths[0],
+        lambda path: pd.read_pickle(path).set_index(GAS_LABELS),
+        f"a pickled frame with columns {', '.join(GAS_LABELS)}",
+    )
+    read_rows(str(paths[0]), frame)
+    while True:
+        crowded = np.flatnonzero((frame.corr() > 0.98).sum(axis=1).to_numpy() > 1)
+        if not len(crowded):
+            break
+        frame = frame.drop(columns=frame.columns[crowded[0]])
+    x = frame.to_numpy(np.float64)
+    # The original standardises all rows by all rows.
+    return _tenths(_standardised((x, x, x), x, ddof=1)[0])
+
+
+def _hepmass(paths: list[Path], entry: Entry) -> Parts:
+    samples, width = [], None
+    for path in paths:
+        frame = _read(path, partial(pd.read_csv, index_col=False), "a table of numbers")
+        # The test file has a stray column at its end. Collisions have a 1 in their first column.
+        rows = read_rows(str(path), frame.iloc[:, :width])
+        width = width or max(rows.shape[1], 2)
+        samples.append(_with_columns(path, rows[rows[:, 0] == 1, 1:], width - 1))
+    x, y = samples
+    x, _, y = _standardised((x, x, y), x, ddof=1)
+    # As in the original: a column is discrete if its least value occurs more than five times.
+    discrete = (x == x.min(axis=0)).sum(axis=0) > 5
+    x, y = x[:, ~discrete], y[:, ~discrete]
+    val = int(0.1 * len(x))
+    return x[: len(x) - val], x[len(x) - val :], y
+
+
+def _miniboone(paths: list[Path], entry: Entry) -> Parts:
+    parts = _tenths(_with_columns(paths[0], _numbers(paths[0]), entry.raw_columns))
+    return _standardised(parts, np.vstack(parts[:2]))
+
+
+def _bsds300(paths: list[Path], entry: Entry) -> Parts:
+    def read(path: Path) -> list[Array]:
+        h5py = importlib.import_module("h5py")
+        with h5py.File(path) as sets:
+            return [np.asarray(sets[k], np.float64) for k in ("train", "validation", "test")]
+
+    train, val, test = _read(paths[0], read, "a file that h5py, if it is installed, reads")
+    return train, val, test
+
+
+#: From the files and the manifest's entry of a table to its parts.
+READERS: dict[str, Callable[[list[Path], Entry], Parts]] = {
+    "power": _power,
+    "gas": _gas,
+    "hepmass": _hepmass,
+    "miniboone": _miniboone,
+    "bsds300": _bsds300,
+}
+
+
+def _shipped(name: str) -> Parts:
+    r"""Returns the parts of a table of scikit-learn."""
     from sklearn import datasets
 
     rng = np.random.default_rng(0)
     if name == "colours":
         parts = _colours(datasets.load_sample_image("china.jpg"), rng)
-    else:
-        x = getattr(datasets, f"load_{name}")().data.astype(np.float64)
-        # The least gap between values is what they are rounded to.
-        gaps = [np.diff(np.unique(column)).min() for column in x.T]
-        x = x + np.asarray(gaps) * (rng.random(x.shape) - 0.5)
-        return shuffled_parts(x, rng)
-    return standardised(parts, parts[0])
+        return _standardised(parts, parts[0])
+    x = getattr(datasets, f"load_{name}")().data.astype(np.float64)
+    # The least gap between values is what they are rounded to.
+    gaps = [np.diff(np.unique(column)).min() for column in x.T]
+    return _shuffled_parts(x + np.asarray(gaps) * (rng.random(x.shape) - 0.5), rng)
 
 
-def shuffled_parts(x: Array, rng: np.random.Generator | None = None) -> ArrayParts:
-    r"""Returns 80, 10 and 10 per cent of rows in random order, standardised by the first.
-
-    Arguments:
-        x: The rows, with shape :math:`(N, d)`.
-        rng: The source of randomness; None for one that is always the same.
-    """
-    x = (np.random.default_rng(0) if rng is None else rng).permutation(x)
+def _shuffled_parts(x: Array, rng: np.random.Generator) -> Parts:
+    r"""Returns 80, 10 and 10 per cent of rows in random order, standardised by the first."""
+    x = rng.permutation(x)
     first, second = round(0.8 * len(x)), round(0.9 * len(x))
     parts = x[:first], x[first:second], x[second:]
-    return standardised(parts, parts[0])
+    return _standardised(parts, parts[0])
 
 
-def _colours(photograph: NDArray[np.uint8], rng: np.random.Generator) -> ArrayParts:
+def _colours(photograph: NDArray[np.uint8], rng: np.random.Generator) -> Parts:
     stripes = np.arange(0, photograph.shape[1] - STRIPE + 1, STRIPE)
     cuts = (0, round(0.8 * len(stripes)), round(0.9 * len(stripes)), len(stripes))
     stripes = rng.permutation(stripes)

@@ -53,27 +53,15 @@ class PlanarSet:
     r"""A distribution on the plane.
 
     Attributes:
-        name: The name of the set, which stays.
-        sampler: Draws :math:`N` points, with shape :math:`(N, 2)`, given :math:`N` and a
-            generator.
+        name: The name of the set.
+        sample: Draws :math:`N` independent points, with shape :math:`(N, 2)`, given :math:`N` and
+            a generator, on whose device they are.
         density: The log-density of points in double precision, from :math:`(N, 2)` to :math:`(N)`.
     """
 
     name: str
-    sampler: Callable[[int, Generator], Tensor]
+    sample: Callable[[int, Generator], Tensor]
     density: Callable[[Tensor], Tensor]
-
-    def sample(self, n: int, generator: Generator) -> Tensor:
-        r"""Draws independent points.
-
-        Arguments:
-            n: The number :math:`N` of points.
-            generator: The source of randomness, which also says the device.
-
-        Returns:
-            The points, with shape :math:`(N, 2)`.
-        """
-        return self.sampler(n, generator)
 
     def log_density(self, x: Tensor) -> Tensor:
         r"""Evaluates the log-density, in nats.
@@ -274,32 +262,22 @@ def _pinwheel() -> PlanarSet:
     return PlanarSet("pinwheel", sample, density)
 
 
+BUILDERS: dict[str, Callable[[], PlanarSet]] = {
+    "swissroll": lambda: _curve("swissroll", _roll, 24, std=0.2),
+    "circles": lambda: _circles("circles", (3.0, 1.5), std=0.24),
+    "rings": lambda: _circles("rings", (3.0, 2.25, 1.5, 0.75), std=0.08),
+    "moons": lambda: _curve("moons", _moon, 6, std=0.2),
+    "8gaussians": _eight_gaussians,
+    "pinwheel": _pinwheel,
+    "2spirals": _two_spirals,
+    "checkerboard": _checkerboard,
+    "tree": _tree,
+}
+#: The names of the sets, in the paper's order.
+PLANAR_SETS = tuple(BUILDERS)
+
+
 @functools.cache
 def planar_set(name: str) -> PlanarSet:
     r"""Returns a set by its name, one of :data:`PLANAR_SETS`."""
-    builders: dict[str, Callable[[], PlanarSet]] = {
-        "swissroll": lambda: _curve("swissroll", _roll, 24, std=0.2),
-        "circles": lambda: _circles("circles", (3.0, 1.5), std=0.24),
-        "rings": lambda: _circles("rings", (3.0, 2.25, 1.5, 0.75), std=0.08),
-        "moons": lambda: _curve("moons", _moon, 6, std=0.2),
-        "8gaussians": _eight_gaussians,
-        "pinwheel": _pinwheel,
-        "2spirals": _two_spirals,
-        "checkerboard": _checkerboard,
-        "tree": _tree,
-    }
-    return builders[name]()
-
-
-#: The names of the sets, in the paper's order.
-PLANAR_SETS = (
-    "swissroll",
-    "circles",
-    "rings",
-    "moons",
-    "8gaussians",
-    "pinwheel",
-    "2spirals",
-    "checkerboard",
-    "tree",
-)
+    return BUILDERS[name]()
