@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ood_osdre.config import Config, load_config
 from ood_osdre.data import BenchmarkData, ImageSet, load_benchmark, load_manifest
-from ood_osdre.data.standardise import Preprocess
+from ood_osdre.data.transforms import Preprocess
 from ood_osdre.detectors.feature_ratio import FeatureRatio, FeatureRatioOptions
 from ood_osdre.errors import UserError, count, exit_status
 from ood_osdre.evaluation.metrics import OODMetrics, ood_metrics

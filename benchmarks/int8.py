@@ -32,10 +32,10 @@ from timing import time_over
 
 from ood_osdre.config import Config
 from ood_osdre.data import BenchmarkData, load_benchmark, load_manifest
+from ood_osdre.detectors.scorer import load_scorer
 from ood_osdre.errors import UserError, count, exit_status
 from ood_osdre.evaluation.metrics import ood_metrics
 from ood_osdre.evaluation.records import RunRecord
-from ood_osdre.evaluation.scorer import load_scorer
 from ood_osdre.export import export_scorer
 
 OUT = Path("runs") / "int8"

@@ -38,8 +38,8 @@ from tqdm import tqdm
 from ood_osdre.config import Config, load_config
 from ood_osdre.data import load_benchmark, load_manifest
 from ood_osdre.data.benchmark import BenchmarkData
-from ood_osdre.data.standardise import Preprocess
 from ood_osdre.data.status import inspect
+from ood_osdre.data.transforms import Preprocess
 from ood_osdre.errors import count, exit_status
 from ood_osdre.evaluation.evaluate import Evaluation, evaluate_benchmark
 from ood_osdre.evaluation.records import RunRecord

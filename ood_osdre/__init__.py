@@ -46,9 +46,9 @@ if TYPE_CHECKING:
     from .config import Config, load_config
     from .detectors.feature_ratio import FeatureRatio
     from .detectors.one_step import OneStepDetector
+    from .detectors.scorer import Scorer, load_scorer
     from .errors import UserError
     from .evaluation.metrics import OODMetrics, ood_metrics
-    from .evaluation.scorer import Scorer, load_scorer
     from .models.bases import RBFBasis, TemporalBasis
     from .models.networks import MLP, CoefficientNetwork, Coefficients, ResNetBackbone
     from .models.ratio import FoldedRatio, OneStepRatio
@@ -73,7 +73,7 @@ _HOMES = {
     "detectors.one_step": ("OneStepDetector",),
     "errors": ("UserError",),
     "evaluation.metrics": ("OODMetrics", "ood_metrics"),
-    "evaluation.scorer": ("Scorer", "load_scorer"),
+    "detectors.scorer": ("Scorer", "load_scorer"),
     "models.bases": ("RBFBasis", "TemporalBasis"),
     "models.networks": ("MLP", "CoefficientNetwork", "Coefficients", "ResNetBackbone"),
     "models.ratio": ("FoldedRatio", "OneStepRatio"),

@@ -186,7 +186,7 @@ def evaluate_checkpoint(args: argparse.Namespace) -> "MetricsTable":
     device = pick_device(args.device)
 
     from .data import load_benchmark, load_manifest
-    from .evaluation.scorer import load_scorer
+    from .detectors import load_scorer
     from .runs import evaluate_run
 
     scorer = load_scorer(args.checkpoint, device)

@@ -24,10 +24,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from .detectors import Scorer, load_scorer
 from .errors import UserError, exit_status
-from .evaluation.scorer import Scorer, load_scorer
 from .files import atomic_path
-from .models.ratio import FoldedRatio
+from .models import FoldedRatio
 
 # The largest difference from the original, as a share of an output's standard deviation.
 TOLERANCE = 1e-4

@@ -19,16 +19,16 @@ import torch
 from .config import Config
 from .data import BenchmarkData, ImageSet
 from .data.lists import first
-from .data.standardise import Preprocess
+from .data.transforms import Preprocess
+from .detectors import Scorer, TrainedModel
 from .errors import UserError
 from .evaluation.evaluate import Validation, check_neighbours, configured, evaluate_benchmark
 from .evaluation.plots import draw_scores
 from .evaluation.records import RunRecord, read_record
-from .evaluation.scorer import Scorer, TrainedModel
 from .evaluation.scores import Scores, read_scores, write_scores
 from .evaluation.tables import MetricsTable
 from .files import write_text_atomic
-from .models.build import build_ratio
+from .models import build_ratio
 from .objectives.build import prepare_objective
 from .training import distributed
 from .training.batches import ImageBatches

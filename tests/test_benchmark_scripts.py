@@ -119,7 +119,7 @@ class TestInt8:
         pytest.importorskip("onnxscript")
         import int8
 
-        from ood_osdre.evaluation.scorer import load_scorer
+        from ood_osdre.detectors.scorer import load_scorer
 
         write_model(tmp_path / "run", objective={"class_weight": 0.5})
         options = [str(tmp_path / "run"), "--calibration", "64", "--out", str(tmp_path)]

@@ -20,7 +20,7 @@ from PIL import Image
 import ood_osdre
 from ood_osdre.cli import FAILED, main
 from ood_osdre.data import load_benchmark, load_manifest
-from ood_osdre.data.standardise import Preprocess
+from ood_osdre.data.transforms import Preprocess
 from ood_osdre.detectors.one_step import OneStepDetector
 from ood_osdre.evaluation.evaluate import evaluate_benchmark
 from ood_osdre.evaluation.metrics import OODMetrics

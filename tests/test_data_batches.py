@@ -8,8 +8,14 @@ import torch
 from torch import Tensor
 
 from ood_osdre.data import ImageSet
-from ood_osdre.data.standardise import Preprocess, Standardise
-from ood_osdre.data.transforms import BROADENINGS, Randomness, broaden, flip_crop
+from ood_osdre.data.transforms import (
+    BROADENINGS,
+    Preprocess,
+    Randomness,
+    Standardise,
+    broaden,
+    flip_crop,
+)
 from ood_osdre.errors import UserError
 from ood_osdre.sections import DataConfig
 from ood_osdre.training.batches import ImageBatches, Stream, VectorBatches, step_generator

@@ -12,7 +12,8 @@ import torch
 
 from ood_osdre.config import Config
 from ood_osdre.data import BenchmarkData, load_digits_benchmark
-from ood_osdre.data.standardise import Preprocess
+from ood_osdre.data.transforms import Preprocess
+from ood_osdre.detectors.scorer import Scorer, load_scorer
 from ood_osdre.errors import UserError
 from ood_osdre.evaluation.evaluate import (
     Validation,
@@ -21,7 +22,6 @@ from ood_osdre.evaluation.evaluate import (
     score_images,
 )
 from ood_osdre.evaluation.metrics import ood_metrics
-from ood_osdre.evaluation.scorer import Scorer, load_scorer
 from ood_osdre.evaluation.scores import read_scores
 from ood_osdre.models.bases import RBFBasis
 from ood_osdre.models.build import build_ratio

@@ -10,9 +10,9 @@ from torch import nn
 
 from ood_osdre import export
 from ood_osdre.config import Config
-from ood_osdre.data.standardise import Preprocess
+from ood_osdre.data.transforms import Preprocess
+from ood_osdre.detectors.scorer import Scorer, TrainedModel
 from ood_osdre.errors import UserError
-from ood_osdre.evaluation.scorer import Scorer, TrainedModel
 from ood_osdre.export import export_scorer, main
 from ood_osdre.models.build import build_ratio
 

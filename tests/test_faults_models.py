@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from ood_osdre.detectors.feature_ratio import FeatureRatioOptions
 from ood_osdre.detectors.one_step import OneStepDetector
+from ood_osdre.detectors.scorer import load_scorer
 from ood_osdre.errors import UserError
-from ood_osdre.evaluation.scorer import load_scorer
 from ood_osdre.plugin.openood import OSDRENet, OSDREPostprocessor
 from ood_osdre.plugin.openood.host import Foreign
 from ood_osdre.plugin.openood.loaders import ReferenceImages

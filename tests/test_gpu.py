@@ -10,7 +10,7 @@ import torch
 
 from ood_osdre.config import Config
 from ood_osdre.data import ImageSet
-from ood_osdre.data.standardise import Preprocess
+from ood_osdre.data.transforms import Preprocess
 from ood_osdre.evaluation.evaluate import score_images
 from ood_osdre.models.build import build_ratio
 from ood_osdre.objectives.build import prepare_objective

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ood_osdre import OneStepDetector, load_scorer
 from ood_osdre.detectors.feature_ratio import FeatureRatioOptions
-from ood_osdre.evaluation.scorer import read_model
+from ood_osdre.detectors.scorer import read_model
 from ood_osdre.export import DeployedScorer
 from ood_osdre.models.ratio import OneStepRatio
 from ood_osdre.plugin import pytorch_ood

@@ -29,11 +29,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from ood_osdre.config import Config
-from ood_osdre.data.standardise import Preprocess
+from ood_osdre.data.transforms import Preprocess
 from ood_osdre.detectors.feature_ratio import FeatureRatio, FeatureRatioOptions
+from ood_osdre.detectors.scorer import load_scorer
 from ood_osdre.errors import UserError
 from ood_osdre.evaluation.metrics import ood_metrics
-from ood_osdre.evaluation.scorer import load_scorer
 from ood_osdre.models.classifier import Classifier
 from ood_osdre.models.networks import MLP
 from ood_osdre.plugin.openood import (

@@ -18,9 +18,9 @@ from openood_host import FAR, MEAN, NEAR, SMALL, STD, write_root, write_run
 
 from ood_osdre.data.images import decode_all
 from ood_osdre.data.lists import read_list
+from ood_osdre.detectors.scorer import load_scorer
 from ood_osdre.errors import UserError
 from ood_osdre.evaluation.metrics import ood_metrics
-from ood_osdre.evaluation.scorer import load_scorer
 from ood_osdre.evaluation.scores import Scores, write_scores
 from ood_osdre.evaluation.tables import MetricsTable
 from ood_osdre.plugin.openood import (

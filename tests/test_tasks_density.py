@@ -18,8 +18,7 @@ from ood_osdre.objectives.base import Batch
 from ood_osdre.objectives.bounds import NormalisedLikelihood
 from ood_osdre.tasks import density as normal_reference
 from ood_osdre.tasks.__main__ import main
-from ood_osdre.tasks.density import log_density
-from ood_osdre.tasks.fit import FitOptions, fit_ratio
+from ood_osdre.tasks.fit import FitOptions, fit_ratio, log_density
 from ood_osdre.tasks.methods import METHODS
 from ood_osdre.tasks.partition import GaussianMixture, LogMass, grid_mass, isotropic, log_normal
 from ood_osdre.tasks.rows import Parts

@@ -15,13 +15,11 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from ..data.standardise import Standardise, check_statistics
-from ..models.bases import RBFBasis
-from ..models.networks import MLP, CoefficientNetwork, check_inputs
-from ..models.ratio import OneStepRatio, RatioModel
+from ..data.transforms import Standardise, check_statistics
+from ..models import MLP, CoefficientNetwork, OneStepRatio, RatioModel, RBFBasis, check_inputs
 from ..objectives import EndPointLoss, Objective, Shrinkage, Term
 from ..options import Count, Natural, Options, Positive, Weight
-from ..paths.times import UniformTimes
+from ..paths import UniformTimes
 from ..sections import TrainingConfig
 from ..training.batches import Stream, VectorBatches, step_generator
 from ..training.fit import Fit, fit

@@ -24,11 +24,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..data.standardise import Standardise, Standardiser, check_statistics
+from ..data.transforms import Standardise, Standardiser, check_statistics
 from ..errors import UserError
 from ..evaluation.metrics import check_scores
-from ..models.frozen import Features, NetworkDigest, collect_features, device_of, extract_features
-from ..models.ratio import RatioModel
+from ..models import (
+    Features,
+    NetworkDigest,
+    RatioModel,
+    collect_features,
+    device_of,
+    extract_features,
+)
 from ..training import checkpoint
 from .feature_head import FeatureRatioOptions, build_head, check_features, train_head
 

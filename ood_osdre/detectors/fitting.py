@@ -30,12 +30,12 @@ from ..config import Config, load_config
 from ..data import ImageSet, hold_out_reference
 from ..data.inputs import Samples
 from ..data.sets import count_shared, fingerprints
-from ..data.standardise import Preprocess, Standardise, Standardiser
+from ..data.transforms import Preprocess, Standardise, Standardiser
 from ..errors import UserError
 from ..evaluation.evaluate import Validation, score_images
 from ..evaluation.metrics import ood_metrics
 from ..files import sweep
-from ..models.ratio import RatioModel
+from ..models import RatioModel
 from ..options import shown
 from ..training.batches import Batches, ImageBatches, VectorBatches
 from ..training.run import MODEL, STATE, holds, locked

@@ -28,12 +28,12 @@ from torch import Tensor, nn
 from ..config import Config
 from ..data.inputs import read, read_pieces
 from ..data.sets import count_shared, fingerprints
+from ..detectors.scorer import Scorer, TrainedModel, read_model
 from ..errors import UserError
 from ..evaluation.calibration import SplitConformal
 from ..evaluation.evaluate import score_images
 from ..evaluation.metrics import check_scores
-from ..evaluation.scorer import Scorer, TrainedModel, read_model
-from ..models.build import build_ratio
+from ..models import build_ratio
 from ..objectives.build import prepare_objective
 from ..options import Count, Options
 from ..training.checkpoint import MODEL, checkpoint_path, read_checkpoint, write_checkpoint

@@ -26,11 +26,9 @@ from tqdm import tqdm
 
 from ..data import BenchmarkData, ImageSet
 from ..data.builtin import synthetic_ood
-from ..data.standardise import Standardiser
+from ..data.transforms import Standardiser
 from ..errors import UserError
-from ..models.classifier import Classifier
-from ..models.ratio import RatioModel
-from ..models.time_conditioned import NetworkEvaluations, TimeConditionedRatio
+from ..models import Classifier, NetworkEvaluations, RatioModel, TimeConditionedRatio
 from ..sections import EvaluationConfig
 from ..training import distributed
 from .calibration import ratio_calibration

@@ -1,1 +1,74 @@
 r"""Models of a log-ratio: temporal bases, networks, the one-step ratio and its baselines."""
+
+__all__ = [
+    "KERNELS",
+    "MLP",
+    "Classifier",
+    "CoefficientNetwork",
+    "Coefficients",
+    "Conditioning",
+    "DirectRatio",
+    "Features",
+    "FiLM",
+    "FoldedRatio",
+    "Kernel",
+    "NetworkDigest",
+    "NetworkEvaluations",
+    "OneStepRatio",
+    "Prediction",
+    "RBFBasis",
+    "RatioModel",
+    "ResNetBackbone",
+    "TemporalBasis",
+    "TimeConditionedMLP",
+    "TimeConditionedRatio",
+    "TimeConditionedResNet",
+    "TimeEmbedding",
+    "UNetDecoder",
+    "UNetEncoder",
+    "VectorDecoder",
+    "build_ratio",
+    "check_inputs",
+    "collect_features",
+    "conditioning",
+    "device_of",
+    "evaluating",
+    "extract_features",
+    "gram_matrix",
+    "input_batches",
+    "inverse_noise",
+    "unwrapped",
+]
+
+from .bases import (
+    KERNELS,
+    Conditioning,
+    Kernel,
+    RBFBasis,
+    TemporalBasis,
+    conditioning,
+    gram_matrix,
+)
+from .build import build_ratio
+from .classifier import Classifier
+from .frozen import (
+    Features,
+    NetworkDigest,
+    collect_features,
+    device_of,
+    evaluating,
+    extract_features,
+    input_batches,
+    unwrapped,
+)
+from .networks import MLP, CoefficientNetwork, Coefficients, ResNetBackbone, check_inputs
+from .ratio import DirectRatio, FoldedRatio, OneStepRatio, Prediction, RatioModel
+from .time_conditioned import (
+    FiLM,
+    NetworkEvaluations,
+    TimeConditionedMLP,
+    TimeConditionedRatio,
+    TimeConditionedResNet,
+    TimeEmbedding,
+)
+from .unet import UNetDecoder, UNetEncoder, VectorDecoder, inverse_noise

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..paths.gaussian import GaussianPath
+from ..paths import GaussianPath
 from .networks import MLP, zeroed
 from .time_conditioned import FiLM, TimeEmbedding
 

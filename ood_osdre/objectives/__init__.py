@@ -27,54 +27,41 @@ __all__ = [
     "FORMS",
     "LOSSES",
     "Batch",
-    "BridgeWeight",
     "ClassLoss",
     "ConditionalJointScoreMatching",
     "ConditionalScoreMatching",
-    "Constant",
     "DataScore",
+    "DonskerVaradhan",
     "EndPointLoss",
-    "InverseVarianceTimes",
-    "InverseVarianceWeight",
+    "EndTerm",
     "JointScoreMatching",
-    "LogitNormalTimes",
-    "NoiseVarianceWeight",
+    "NormalisedLikelihood",
     "Objective",
     "OutlierExposure",
     "PathDifference",
     "PathTerm",
     "PathVariance",
+    "Proposal",
     "Ratio",
     "Shrinkage",
     "Term",
     "TimeConditionedConditionalMatching",
     "TimeConditionedScoreMatching",
     "TimeScoreMatching",
-    "Times",
-    "UniformTimes",
-    "Weight",
+    "VariationalBound",
     "evaluate",
+    "log_normal",
 ]
 
-from ..paths.times import (
-    BridgeWeight,
-    Constant,
-    InverseVarianceTimes,
-    InverseVarianceWeight,
-    LogitNormalTimes,
-    NoiseVarianceWeight,
-    Times,
-    UniformTimes,
-    Weight,
-)
 from .base import Batch, DataScore, Objective, PathTerm, Ratio, Term, evaluate
+from .bounds import DonskerVaradhan, NormalisedLikelihood, Proposal, VariationalBound, log_normal
 from .conditional import (
     FORMS,
     ConditionalJointScoreMatching,
     ConditionalScoreMatching,
     TimeConditionedConditionalMatching,
 )
-from .endpoint import LOSSES, EndPointLoss
+from .endpoint import LOSSES, EndPointLoss, EndTerm
 from .marginal import (
     JointScoreMatching,
     PathDifference,

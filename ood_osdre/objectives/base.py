@@ -33,10 +33,8 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 import torch
 from torch import Tensor, nn
 
-from ..models.networks import Coefficients
-from ..models.ratio import Prediction
-from ..paths.gaussian import GaussianPath
-from ..paths.times import Constant, Weight
+from ..models import Coefficients, Prediction
+from ..paths import Constant, GaussianPath, Weight
 
 #: What a model says about points: the coefficients of a one-step ratio, or a prediction.
 Outputs: TypeAlias = Coefficients | Prediction

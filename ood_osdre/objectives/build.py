@@ -6,12 +6,17 @@ from torch import nn
 
 from ..config import Config
 from ..errors import UserError
-from ..models.networks import MLP
-from ..models.ratio import OneStepRatio, RatioModel
-from ..models.unet import UNetDecoder, UNetEncoder, VectorDecoder, inverse_noise
+from ..models import (
+    MLP,
+    OneStepRatio,
+    RatioModel,
+    UNetDecoder,
+    UNetEncoder,
+    VectorDecoder,
+    inverse_noise,
+)
+from ..paths import GaussianPath, Moments, Times
 from ..paths.build import build_path, build_times, build_weight
-from ..paths.gaussian import GaussianPath, Moments
-from ..paths.times import Times
 from .base import Objective, Term
 from .conditional import (
     ConditionalJointScoreMatching,

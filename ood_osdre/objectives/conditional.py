@@ -28,9 +28,8 @@ import torch
 from torch import Tensor
 
 from ..errors import UserError
-from ..models.networks import Coefficients
-from ..paths.gaussian import GaussianPath
-from ..paths.times import Weight
+from ..models import Coefficients
+from ..paths import GaussianPath, Weight
 from .base import Batch, DataScore, PathTerm, Ratio
 
 #: The forms of conditional score matching.

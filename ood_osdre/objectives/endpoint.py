@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..paths.gaussian import GaussianPath
+from ..paths import GaussianPath
 from .base import Batch, Ratio, Term
 
 # The public code of the paper adds these shares of second moments: of the ratio at the reference,

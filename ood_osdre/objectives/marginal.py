@@ -19,8 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..paths.gaussian import GaussianPath
-from ..paths.times import Times, UniformTimes, Weight
+from ..paths import GaussianPath, Times, UniformTimes, Weight
 from .base import Batch, DataScore, PathTerm, Ratio
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..paths.gaussian import GaussianPath, Moments
+from ..paths import GaussianPath, Moments
 from ..paths.quadrature import composite_rule
 from .base import Batch, PathTerm, Ratio
 from .endpoint import EndTerm

@@ -21,15 +21,11 @@ import torch
 from torch import Tensor, nn
 
 from ..data.images import SLACK
-from ..data.standardise import Standardiser
-from ..detectors.feature_ratio import FeatureRatio, FeatureRatioOptions
-from ..detectors.one_step import OneStepDetector
+from ..data.transforms import Standardiser
+from ..detectors import FeatureRatio, FeatureRatioOptions, OneStepDetector, Scorer
 from ..errors import UserError
 from ..evaluation.metrics import check_scores
-from ..evaluation.scorer import Scorer
-from ..models.frozen import evaluating
-from ..models.networks import check_inputs
-from ..models.ratio import RatioModel
+from ..models import RatioModel, check_inputs, evaluating
 
 try:
     from pytorch_ood.api import (
@@ -73,7 +69,7 @@ class OneStepRatioDetector(Detector):
 
     Arguments:
         model: A :class:`~ood_osdre.detectors.one_step.OneStepDetector`, fitted or to be fitted, or
-            a :class:`~ood_osdre.evaluation.scorer.Scorer`: these take *pixels*, floats in
+            a :class:`~ood_osdre.detectors.scorer.Scorer`: these take *pixels*, floats in
             :math:`[0, 1]` as `ToTensor` makes them, and apply their own statistics. Or a bare
             ratio, which takes network inputs.
 

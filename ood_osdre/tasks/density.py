@@ -17,7 +17,6 @@ __all__ = [
     "draw_pairs_of",
     "fit_density",
     "likelihood_or",
-    "log_density",
     "masses",
     "proposal_of",
     "trusted",
@@ -33,7 +32,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Generator, Tensor
 
 from ..training.batches import Stream, step_generator
-from .fit import DrawPairs, RatioFit, fit_ratio
+from .fit import DrawPairs, RatioFit, fit_ratio, log_density
 from .methods import (
     METHODS,
     FitOptions,
@@ -45,7 +44,7 @@ from .methods import (
     likelihood,
     one_step,
 )
-from .partition import GaussianMixture, LogMass, annealed_mass, importance_mass, log_normal
+from .partition import GaussianMixture, LogMass, annealed_mass, importance_mass
 from .rows import Whitening, check_rows, read_rows, repetition
 
 log = logging.getLogger(__name__)
@@ -181,14 +180,6 @@ def _whitened_parts(
     ]
     whitening = Whitening.of(parts[-1])
     return whitening, [whitening(part).to(torch.get_default_dtype()) for part in parts]
-
-
-def log_density(fit: RatioFit, x: Tensor) -> Tensor:
-    r"""Returns :math:`\log \hat r + \log p_0` of a ratio to :math:`p_0 = \mathcal{N}(0, I)`.
-
-    It is in nats and double precision, not normalised; `x` has shape :math:`(N, d)`.
-    """
-    return fit.log_ratio(x).double() + log_normal(x)
 
 
 def draw_pairs_of(train: Tensor) -> DrawPairs:

@@ -14,7 +14,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from ..models.bases import RBFBasis, TemporalBasis, gram_matrix
+from ..models import RBFBasis, TemporalBasis, gram_matrix
 
 # The largest number in double precision, and the least above zero.
 LARGEST, LEAST = torch.finfo(torch.float64).max, 5e-324

@@ -11,7 +11,7 @@ All methods see the same batches, standardised alike (a map that leaves ratios u
 the same backbone and take the same number of steps.
 """
 
-__all__ = ["METHODS", "FitOptions", "Method", "RatioFit", "divergence", "fit_ratio"]
+__all__ = ["METHODS", "FitOptions", "Method", "RatioFit", "divergence", "fit_ratio", "log_density"]
 
 import copy
 import math
@@ -25,12 +25,10 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from ..errors import UserError
-from ..models.ratio import OneStepRatio, RatioModel
-from ..objectives.base import Batch
+from ..models import OneStepRatio, RatioModel
+from ..objectives import Batch, log_normal
+from ..paths import DDBINoise, GaussianPath, Moments, UniformTimes
 from ..paths.build import SCHEDULES
-from ..paths.gaussian import GaussianPath, Moments
-from ..paths.noises import DDBINoise
-from ..paths.times import UniformTimes
 from ..sections import TrainingConfig
 from ..training.batches import Batches, Pairs, Stream, step_generator
 from ..training.fit import fit
@@ -299,3 +297,11 @@ def divergence(fit: RatioFit, x_0: Tensor, x_1: Tensor) -> float:
     full = [(b_0, b_1) for b_0, b_1 in batches if len(b_0) == len(b_1) == size]
     losses = [F.softplus(b_0.logsumexp(dim=0) - b_1) for b_0, b_1 in full]
     return math.log(size + 1) - torch.cat(losses).mean().item()
+
+
+def log_density(fit: RatioFit, x: Tensor) -> Tensor:
+    r"""Returns :math:`\log \hat r + \log p_0` of a ratio to :math:`p_0 = \mathcal{N}(0, I)`.
+
+    It is in nats and double precision, not normalised; `x` has shape :math:`(N, d)`.
+    """
+    return fit.log_ratio(x).double() + log_normal(x)

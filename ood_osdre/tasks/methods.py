@@ -33,26 +33,32 @@ from pydantic import Field
 from torch import nn
 
 from ..errors import UserError, did_you_mean
-from ..models.bases import RBFBasis
-from ..models.networks import MLP, CoefficientNetwork
-from ..models.ratio import DirectRatio, OneStepRatio, RatioModel
-from ..models.time_conditioned import TimeConditionedMLP, TimeConditionedRatio
-from ..objectives.base import Objective, Term
-from ..objectives.bounds import DonskerVaradhan, NormalisedLikelihood, Proposal, VariationalBound
-from ..objectives.conditional import (
-    ConditionalScoreMatching,
-    TimeConditionedConditionalMatching,
+from ..models import (
+    MLP,
+    CoefficientNetwork,
+    DirectRatio,
+    OneStepRatio,
+    RatioModel,
+    RBFBasis,
+    TimeConditionedMLP,
+    TimeConditionedRatio,
 )
-from ..objectives.endpoint import EndPointLoss
-from ..objectives.marginal import (
+from ..objectives import (
+    ConditionalScoreMatching,
+    DonskerVaradhan,
+    EndPointLoss,
+    NormalisedLikelihood,
+    Objective,
     PathDifference,
+    Proposal,
+    Term,
+    TimeConditionedConditionalMatching,
     TimeConditionedScoreMatching,
     TimeScoreMatching,
+    VariationalBound,
 )
 from ..options import Count, Natural, Options, Positive, Weight
-from ..paths.gaussian import GaussianPath, Moments
-from ..paths.noises import DDBINoise
-from ..paths.times import InverseVarianceWeight
+from ..paths import DDBINoise, GaussianPath, InverseVarianceWeight, Moments
 from ..training.distributed import find_device
 from .features import OrthonormalBasis, QuadraticFeatures, TimeConditionedFeatures
 

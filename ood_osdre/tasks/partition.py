@@ -41,7 +41,7 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor
 
-from ..objectives.bounds import log_normal
+from ..objectives import log_normal
 
 LogDensity = Callable[[Tensor], Tensor]
 

@@ -31,12 +31,10 @@ import torch
 from torch import Generator, Tensor
 
 from ..data.sets import ImageSet
-from ..data.standardise import Preprocess, Standardise
-from ..data.transforms import Randomness, broaden, flip_crop
+from ..data.transforms import Preprocess, Randomness, Standardise, broaden, flip_crop
 from ..errors import UserError
 from ..objectives import Batch
-from ..paths.gaussian import Moments
-from ..paths.times import Times, UniformTimes
+from ..paths import Moments, Times, UniformTimes
 from ..sections import DataConfig
 
 

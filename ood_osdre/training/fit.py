@@ -11,10 +11,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from ..models.ratio import RatioModel
+from ..models import RatioModel
 from ..objectives import Objective
-from ..paths.gaussian import Moments
-from ..paths.times import Times
+from ..paths import Moments, Times
 from ..sections import TrainingConfig
 from .batches import Batches
 from .trainer import Outcome, Trainer, Validate

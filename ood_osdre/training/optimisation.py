@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..models.ratio import RatioModel
+from ..models import RatioModel
 from ..sections import TrainingConfig
 
 

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from ..errors import UserError
-from ..models.ratio import RatioModel
+from ..models import RatioModel
 from ..objectives import Batch
 from ..sections import TrainingConfig
 from . import checkpoint, distributed

@@ -34,7 +34,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ...data.images import DAMAGE
 from ...data.lists import list_folder, read_list
-from ...data.standardise import check_statistics
+from ...data.transforms import check_statistics
 from ...errors import UserError, one_line
 from .host import Foreign
 

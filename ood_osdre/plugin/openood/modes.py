@@ -28,13 +28,17 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from ...data.standardise import Preprocess
-from ...detectors.feature_ratio import FeatureRatio, FeatureRatioOptions
+from ...data.transforms import Preprocess
+from ...detectors import FeatureRatio, FeatureRatioOptions, load_scorer
 from ...errors import UserError
-from ...evaluation.scorer import load_scorer
-from ...models.frozen import NetworkDigest, collect_features, device_of, input_batches
-from ...models.networks import check_inputs
-from ...models.ratio import OneStepRatio
+from ...models import (
+    NetworkDigest,
+    OneStepRatio,
+    check_inputs,
+    collect_features,
+    device_of,
+    input_batches,
+)
 from ...options import Options, Positive, Share
 from ...training.batches import SHARE, broadened
 from .loaders import (

@@ -16,12 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ...config import Config
+from ...detectors import Scorer, TrainedModel, load_scorer, read_model
 from ...errors import UserError
-from ...evaluation.scorer import Scorer, TrainedModel, load_scorer, read_model
-from ...models.build import build_ratio
-from ...models.classifier import Classifier
-from ...models.frozen import unwrapped
-from ...models.ratio import RatioModel
+from ...models import Classifier, RatioModel, build_ratio, unwrapped
 
 
 class OSDRENet(nn.Module):

@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from ...errors import UserError
 from ...evaluation.metrics import check_scores
-from ...models.frozen import device_of, evaluating, unwrapped
+from ...models import device_of, evaluating, unwrapped
 from ...options import Options
 from .host import Foreign, base_postprocessor
 from .loaders import take

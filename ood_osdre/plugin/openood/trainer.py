@@ -22,13 +22,11 @@ from torch import Generator, Tensor, nn
 from tqdm import tqdm
 
 from ...config import Config
-from ...data.standardise import Preprocess
-from ...data.transforms import Randomness, flip_crop
+from ...data.transforms import Preprocess, Randomness, flip_crop
 from ...errors import UserError
-from ...models.frozen import device_of
-from ...models.ratio import FoldedRatio
+from ...models import FoldedRatio, device_of
 from ...objectives.build import prepare_objective
-from ...paths.gaussian import Moments
+from ...paths import Moments
 from ...sections import DataConfig
 from ...training import checkpoint
 from ...training.batches import Batches, Pairs, Stream, step_generator, vary_reference

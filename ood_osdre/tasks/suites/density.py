@@ -41,19 +41,17 @@ from PIL import Image
 
 from ...data.lists import read_list
 from ...errors import UserError, one_line
-from ...models.bases import KERNELS
-from ...models.time_conditioned import TimeConditionedRatio
+from ...models import KERNELS, TimeConditionedRatio
 from ...training.batches import Stream, step_generator
 from ..density import (
     OPTIONS,
     draw_pairs_of,
     likelihood_or,
-    log_density,
     masses,
     proposal_of,
     trusted,
 )
-from ..fit import FitOptions, fit_ratio
+from ..fit import FitOptions, fit_ratio, log_density
 from ..methods import METHODS
 from ..partition import log_normal
 from ..rows import Parts

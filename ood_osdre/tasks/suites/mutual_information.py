@@ -37,7 +37,7 @@ import torch
 from matplotlib.figure import Figure
 
 from ...files import atomic_path
-from ...models.bases import KERNELS
+from ...models import KERNELS
 from ...training.batches import Stream, step_generator
 from ..features import NormalScores
 from ..fit import DrawPairs, divergence, fit_ratio

@@ -43,15 +43,20 @@ import torch
 from torch import Generator, Tensor, nn
 
 from ...files import atomic_path
-from ...models.bases import RBFBasis
-from ...models.networks import MLP, CoefficientNetwork
-from ...models.ratio import DirectRatio, OneStepRatio, RatioModel
-from ...models.time_conditioned import TimeConditionedMLP, TimeConditionedRatio
-from ...objectives.base import Objective
+from ...models import (
+    MLP,
+    CoefficientNetwork,
+    DirectRatio,
+    OneStepRatio,
+    RatioModel,
+    RBFBasis,
+    TimeConditionedMLP,
+    TimeConditionedRatio,
+)
+from ...objectives import Objective
 from ...training.batches import Stream, step_generator
-from ..density import log_density
 from ..features import OrthonormalBasis
-from ..fit import DrawPairs, FitOptions, RatioFit, fit_ratio
+from ..fit import DrawPairs, FitOptions, RatioFit, fit_ratio, log_density
 from ..methods import METHODS, Context, Method, likelihood
 from ..partition import grid_mass, isotropic
 from .jobs import Row

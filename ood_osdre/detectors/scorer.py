@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 from torch import nn
 
 from ..config import Config
-from ..data.standardise import Preprocess, Standardise, Standardiser, check_statistics
+from ..data.transforms import Preprocess, Standardise, Standardiser, check_statistics
 from ..errors import UserError
-from ..models.build import build_ratio
-from ..models.ratio import RatioModel
+from ..evaluation.evaluate import score_images
+from ..models import RatioModel, build_ratio
 from ..training.checkpoint import MODEL, checkpoint_path, read_checkpoint, restore
-from .evaluate import score_images
 
 CHANNELS = 3
 
