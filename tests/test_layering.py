@@ -19,7 +19,7 @@ MOST_FILES, MOST_FLOORS, MOST_LINES = 13, 9, 350
 OUTER = {"plugin", "tasks"}
 # Each may import what is on its right; those of one group do not know each other.
 ORDER = (
-    "plugin tasks | cli | runs | detectors export | evaluation | training | objectives | models"
+    "plugin tasks | cli | runs export | detectors | evaluation | training | objectives | models"
 )
 ORDER += " | paths data | config | sections | options resources files | errors"
 # What commands need before they know what to do.
