@@ -248,7 +248,7 @@ def test_inference_returns_arrays_as_the_host_expects(run: Path, loaders: HostLo
     assert label.tolist() == [i % 4 for i in range(24)]
     batches = [postprocessor.postprocess(net, b["data"]) for b in loaders.id["test"]]
     assert np.array_equal(conf, torch.cat([c for _, c in batches]).numpy())
-    with pytest.raises(UserError, match="the set is empty"):
+    with pytest.raises(UserError, match=r"postprocessor scores: .*(empty|at least one)"):
         postprocessor.inference(net, [], progress=False)
     nn.init.constant_(net.ratio.head.bias, torch.nan)
     with pytest.raises(UserError, match=r"24 of 24 are NaN or infinite, first at 0\.png, 1\.png"):
@@ -441,7 +441,7 @@ def test_built_networks_load_what_the_host_saved(run: Path, tmp_path: Path) -> N
     with pytest.raises(UserError, match="configs: no file and no known name"):
         build_network({"name": "osdre", "num_classes": 4})
     torch.save(OSDRENet.load(run).state_dict(), tmp_path / "best.ckpt")
-    with pytest.raises(UserError, match="a checkpoint of another architecture"):
+    with pytest.raises(UserError, match="of another architecture"):
         build_network({**section, "pretrained": True, "checkpoint": str(tmp_path / "best.ckpt")})
 
 
