@@ -151,7 +151,7 @@ def test_the_trapezoidal_rule_converges_to_the_closed_form_at_its_stated_cost() 
         timed = TimeConditionedRatio(network, evaluations)
         errors.append(float((timed.log_ratio(x) - expected).abs().max()))
         assert network.calls == timed.integrate(x).evaluations == evaluations
-        assert timed.spent == (B, B * evaluations)
+        assert timed.cost == (B, B * evaluations)
     assert errors[3] < errors[2] / 12 < errors[1] / 100
     adaptive = TimeConditionedRatio(network, solver="ode", tolerance=1e-8)
     torch.testing.assert_close(adaptive.log_ratio(x), expected, rtol=0, atol=1e-6)

@@ -132,7 +132,7 @@ def test_every_test_that_the_page_names_exists() -> None:
     for names in rows:
         assert names
         for name in names:
-            assert f"\ndef {name}(" in text, name
+            assert f"def {name}(" in text, name
 
 
 def test_the_id_accuracy_stands_in_a_table_once(tmp_path: Path) -> None:

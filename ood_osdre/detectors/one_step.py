@@ -339,12 +339,11 @@ class OneStepDetector:
             check_scores(what, scores, piece.names)
             count += len(scores)
             yield scores, piece.values
-        if not count:
-            check_scores(what, [])
+        _required(count or None, f"{what}: empty, expected at least one image or vector")
 
 
 def _required(value: T | None, problem: str) -> T:
-    r"""Returns a value that is set; without it, says what the detector lacks."""
+    r"""Returns a value that is not None; without it, raises an error of what is missing."""
     if value is None:
         raise UserError(f"OneStepDetector: {problem}.")
     return value
