@@ -9,8 +9,6 @@ Nothing here imports torch: `--help` and a mistyped key do not wait for it.
 
 __all__ = ["Config", "load_config"]
 
-import hashlib
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -100,10 +98,6 @@ class Config(Options):
                 together.
         """
         return _merge([(source, _flat(mapping, source)), *map(_override, overrides)], source)
-
-    def digest(self) -> str:
-        r"""Returns a hash of the contents, the same in every process and on every machine."""
-        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()
 
     def _conflicts(self) -> Iterator[str]:
         yield from self._term_conflicts()

@@ -1,10 +1,7 @@
 r"""Tests of configurations: files, layers of them, identity, and what is refused, in one line."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -165,19 +162,9 @@ def test_configurations_are_values() -> None:
 
     assert config == Config()
     assert hash(config) == hash(Config())
-    assert config.digest() == Config().digest()
-    assert config.replace(id="digits").digest() != config.digest()
+    assert config.replace(id="digits") != config
     with pytest.raises(ValidationError, match="frozen"):
         config.id = "digits"  # type: ignore[misc]
-
-
-def test_a_digest_is_the_same_in_another_process() -> None:
-    code = "from ood_osdre.config import load_config; print(load_config('digits').digest())"
-    environment = os.environ | {"PYTHONHASHSEED": "1"}
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
-    )
-    assert result.stdout.strip() == load_config("digits").digest()
 
 
 def test_sections_built_in_code_are_checked_too() -> None:
