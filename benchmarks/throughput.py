@@ -44,8 +44,8 @@ from ood_osdre.errors import count, exit_status
 from ood_osdre.evaluation.evaluate import Evaluation, evaluate_benchmark
 from ood_osdre.evaluation.records import RunRecord
 from ood_osdre.evaluation.scores import ROLES
-from ood_osdre.models.build import build_ratio
 from ood_osdre.plugin.openood.host import is_importable, require
+from ood_osdre.training.build import build_ratio
 from ood_osdre.training.distributed import device_name, find_device
 
 OUT = Path("runs") / "throughput"

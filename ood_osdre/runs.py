@@ -28,10 +28,9 @@ from .evaluation.records import RunRecord, read_record
 from .evaluation.scores import Scores, read_scores, write_scores
 from .evaluation.tables import MetricsTable
 from .files import write_text_atomic
-from .models import build_ratio
-from .objectives.build import prepare_objective
 from .training import distributed
 from .training.batches import ImageBatches
+from .training.build import build_ratio, prepare_objective
 from .training.fit import fit
 from .training.run import RECORD
 from .training.trainer import Outcome

@@ -18,9 +18,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from ood_osdre.config import Config
 from ood_osdre.evaluation.metrics import ood_metrics
-from ood_osdre.models.build import build_ratio
 from ood_osdre.plugin.openood.host import Foreign
 from ood_osdre.training import checkpoint as checkpoints
+from ood_osdre.training.build import build_ratio
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 NEAR, FAR = ("cifar100", "tin"), ("mnist", "svhn", "texture", "places365")

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from ood_osdre.config import Config
 from ood_osdre.data import load_benchmark, load_manifest
-from ood_osdre.models.build import build_ratio
 from ood_osdre.objectives import TimeScoreMatching
 from ood_osdre.paths.times import UniformTimes
 from ood_osdre.training import checkpoint as checkpoints
+from ood_osdre.training.build import build_ratio
 
 if TYPE_CHECKING:
     from gradients import Bench

@@ -10,16 +10,23 @@ from torch import Tensor
 from ood_osdre.config import Config, load_config
 from ood_osdre.errors import UserError
 from ood_osdre.models.bases import KERNELS
-from ood_osdre.models.build import build_ratio
 from ood_osdre.models.networks import NORMS
 from ood_osdre.models.ratio import RatioModel
 from ood_osdre.objectives import FORMS, LOSSES, Batch, Objective, Times
-from ood_osdre.objectives.build import build_objective, prepare_objective
 from ood_osdre.options import Options
-from ood_osdre.paths.build import NOISES, SCHEDULES, WEIGHTS, build_path, build_times
 from ood_osdre.paths.gaussian import Moments
 from ood_osdre.resources import names
 from ood_osdre.sections import BasisConfig, NetworkConfig, ObjectiveConfig, PathConfig
+from ood_osdre.training.build import (
+    NOISES,
+    SCHEDULES,
+    WEIGHTS,
+    build_objective,
+    build_path,
+    build_ratio,
+    build_times,
+    prepare_objective,
+)
 
 NETWORK = {"width": 0.125, "depths": [1, 1, 1, 1], "stem_stride": 2}
 MOMENTS = Moments(4, 4.0, 0.0, 8.0)

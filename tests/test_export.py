@@ -14,7 +14,7 @@ from ood_osdre.data.transforms import Preprocess
 from ood_osdre.detectors.scorer import Scorer, TrainedModel
 from ood_osdre.errors import UserError
 from ood_osdre.export import export_scorer, main
-from ood_osdre.models.build import build_ratio
+from ood_osdre.training.build import build_ratio
 
 NETWORK = {"width": 0.125, "depths": [1, 1, 1, 1], "stem_stride": 2}
 SIZE = 16

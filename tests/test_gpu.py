@@ -12,9 +12,8 @@ from ood_osdre.config import Config
 from ood_osdre.data import ImageSet
 from ood_osdre.data.transforms import Preprocess
 from ood_osdre.evaluation.evaluate import score_images
-from ood_osdre.models.build import build_ratio
-from ood_osdre.objectives.build import prepare_objective
 from ood_osdre.training.batches import ImageBatches
+from ood_osdre.training.build import build_ratio, prepare_objective
 from ood_osdre.training.fit import assemble
 from ood_osdre.training.trainer import Trainer
 

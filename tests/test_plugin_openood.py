@@ -47,7 +47,7 @@ from ood_osdre.plugin.openood import (
 from ood_osdre.plugin.openood.__main__ import main
 from ood_osdre.plugin.openood.host import Foreign
 from ood_osdre.plugin.openood.loaders import normalisation_of, view_of
-from ood_osdre.plugin.openood.register import build_network
+from ood_osdre.plugin.openood.registration import build_network
 from ood_osdre.resources import folders
 from ood_osdre.training.batches import broadened
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from ood_osdre.errors import UserError
 from ood_osdre.models.ratio import Prediction, RatioModel
 from ood_osdre.objectives.base import Batch
-from ood_osdre.objectives.bounds import NormalisedLikelihood
+from ood_osdre.objectives.endpoint import NormalisedLikelihood
 from ood_osdre.tasks import density as normal_reference
 from ood_osdre.tasks.__main__ import main
 from ood_osdre.tasks.fit import FitOptions, fit_ratio, log_density

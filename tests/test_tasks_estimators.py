@@ -10,7 +10,7 @@ from torch import Generator, Tensor, nn
 from ood_osdre.models.bases import KERNELS, RBFBasis
 from ood_osdre.models.ratio import Prediction, RatioModel
 from ood_osdre.objectives.base import Batch
-from ood_osdre.objectives.bounds import DonskerVaradhan
+from ood_osdre.objectives.endpoint import DonskerVaradhan
 from ood_osdre.paths.quadrature import composite_rule
 from ood_osdre.tasks.features import (
     OrthonormalBasis,

@@ -33,9 +33,8 @@ from ..errors import UserError
 from ..evaluation.calibration import SplitConformal
 from ..evaluation.evaluate import score_images
 from ..evaluation.metrics import check_scores
-from ..models import build_ratio
-from ..objectives.build import prepare_objective
 from ..options import Count, Options
+from ..training.build import build_ratio, prepare_objective
 from ..training.checkpoint import MODEL, checkpoint_path, read_checkpoint, write_checkpoint
 from ..training.distributed import find_device
 from ..training.fit import fit

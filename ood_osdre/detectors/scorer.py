@@ -20,7 +20,8 @@ from ..config import Config
 from ..data.transforms import Preprocess, Standardise, Standardiser, check_statistics
 from ..errors import UserError
 from ..evaluation.evaluate import score_images
-from ..models import RatioModel, build_ratio
+from ..models import RatioModel
+from ..training.build import build_ratio
 from ..training.checkpoint import MODEL, checkpoint_path, read_checkpoint, restore
 
 CHANNELS = 3

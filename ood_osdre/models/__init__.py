@@ -1,6 +1,7 @@
 r"""Models of a log-ratio: temporal bases, networks, the one-step ratio and its baselines."""
 
 __all__ = [
+    "CHANNELS",
     "KERNELS",
     "MLP",
     "Classifier",
@@ -27,12 +28,12 @@ __all__ = [
     "UNetDecoder",
     "UNetEncoder",
     "VectorDecoder",
-    "build_ratio",
     "check_inputs",
     "collect_features",
     "conditioning",
     "device_of",
     "evaluating",
+    "explained",
     "extract_features",
     "gram_matrix",
     "input_batches",
@@ -49,7 +50,6 @@ from .bases import (
     conditioning,
     gram_matrix,
 )
-from .build import build_ratio
 from .classifier import Classifier
 from .frozen import (
     Features,
@@ -57,6 +57,7 @@ from .frozen import (
     collect_features,
     device_of,
     evaluating,
+    explained,
     extract_features,
     input_batches,
     unwrapped,
@@ -71,4 +72,4 @@ from .time_conditioned import (
     TimeConditionedResNet,
     TimeEmbedding,
 )
-from .unet import UNetDecoder, UNetEncoder, VectorDecoder, inverse_noise
+from .unet import CHANNELS, UNetDecoder, UNetEncoder, VectorDecoder, inverse_noise

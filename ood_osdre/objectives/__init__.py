@@ -54,14 +54,22 @@ __all__ = [
 ]
 
 from .base import Batch, DataScore, Objective, PathTerm, Ratio, Term, evaluate
-from .bounds import DonskerVaradhan, NormalisedLikelihood, Proposal, VariationalBound, log_normal
 from .conditional import (
     FORMS,
     ConditionalJointScoreMatching,
     ConditionalScoreMatching,
     TimeConditionedConditionalMatching,
 )
-from .endpoint import LOSSES, EndPointLoss, EndTerm
+from .endpoint import (
+    LOSSES,
+    DonskerVaradhan,
+    EndPointLoss,
+    EndTerm,
+    NormalisedLikelihood,
+    Proposal,
+    VariationalBound,
+    log_normal,
+)
 from .marginal import (
     JointScoreMatching,
     PathDifference,

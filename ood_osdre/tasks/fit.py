@@ -28,9 +28,9 @@ from ..errors import UserError
 from ..models import OneStepRatio, RatioModel
 from ..objectives import Batch, log_normal
 from ..paths import DDBINoise, GaussianPath, Moments, UniformTimes
-from ..paths.build import SCHEDULES
 from ..sections import TrainingConfig
 from ..training.batches import Batches, Pairs, Stream, step_generator
+from ..training.build import SCHEDULES
 from ..training.fit import fit
 from .methods import METHODS, Context, FitOptions, Method, OptionsLike, check_method, fit_options
 from .rows import Affine, check_pairs

@@ -27,5 +27,5 @@ __all__ = [
 from .host import eval_ood, explain_import, is_importable
 from .network import OSDRENet
 from .postprocessor import OSDREPostprocessor
-from .register import register, unregister
+from .registration import register, unregister
 from .trainer import OSDRETrainer

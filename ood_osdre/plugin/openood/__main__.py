@@ -10,8 +10,8 @@ __all__ = ["main"]
 import sys
 
 from ...errors import exit_status
+from . import register
 from .host import require
-from .register import register
 
 
 def main() -> int:

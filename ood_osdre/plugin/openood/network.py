@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from ...config import Config
 from ...detectors import Scorer, TrainedModel, load_scorer, read_model
 from ...errors import UserError
-from ...models import Classifier, RatioModel, build_ratio, unwrapped
+from ...models import Classifier, RatioModel, unwrapped
+from ...training.build import build_ratio
 
 
 class OSDRENet(nn.Module):

@@ -25,11 +25,11 @@ from ...config import Config
 from ...data.transforms import Preprocess, Randomness, flip_crop
 from ...errors import UserError
 from ...models import FoldedRatio, device_of
-from ...objectives.build import prepare_objective
 from ...paths import Moments
 from ...sections import DataConfig
 from ...training import checkpoint
 from ...training.batches import Batches, Pairs, Stream, step_generator, vary_reference
+from ...training.build import prepare_objective
 from ...training.fit import assemble
 from .host import Foreign
 from .loaders import Statistics, normalisation_of, take_plain
