@@ -205,7 +205,7 @@ def test_scoring_needs_a_fit_a_network_and_finite_features(tmp_path: Path) -> No
     refused(r"call fit, or attach\(net\)", ratio.log_ratio, x)
     x[:3, 1] = torch.nan
     refused("features: 3 of 60 inputs hold NaN", ratio.log_ratio_of_features, x)
-    ratio.ratio.network.head.bias.data[0] = torch.nan  # type: ignore[union-attr]
+    ratio.ratio.head.bias.data[0] = torch.nan  # type: ignore[union-attr]
     refused("features scores: 57 of 57 are NaN", ratio.log_ratio_of_features, x[3:])
     refused("features: got float32 of shape", FeatureRatio(HEAD).fit, HostNet(), [], [])
 
