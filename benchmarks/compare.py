@@ -1,4 +1,4 @@
-r"""Every estimator that the paper compares, and the yardsticks, on equal data, network and steps.
+r"""Every estimator that the paper compares, and further baselines, on equal data, network and steps.
 
     python benchmarks/compare.py --data-root DIR [--config cifar10] [--device cuda] [--steps 3000]
 

@@ -174,7 +174,7 @@ def latex(table: pd.DataFrame) -> str:
 def nfe_plot(frame: pd.DataFrame, path: Path) -> None:
     r"""Draws quality against network evaluations and against seconds.
 
-    Fixed rules of the solver-based rivals are curves, their adaptive solver a diamond, the one-step
+    Fixed rules of the solver-based baselines are curves, their adaptive solver a diamond, the one-step
     and direct ratios of the same group points at one evaluation.
 
     Arguments:

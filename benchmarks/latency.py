@@ -1,4 +1,4 @@
-r"""The cost of the ratio over its backbone, of its rivals, and of a training step.
+r"""The cost of the ratio over its backbone, of its baselines, and of a training step.
 
     python benchmarks/latency.py [--width 1.0] [--batch-size 32] [--pairs 200] [--device cpu]
     python benchmarks/latency.py --parts training
@@ -8,7 +8,7 @@ costly call is timed less often. Printed are the median ratio over the pairs and
 interval. The A/A control times the bare backbone against itself: its interval says what the
 measurement can resolve.
 
-- `scoring`: the whole ratio for several K, the folded one, and the time-conditioned rival at
+- `scoring`: the whole ratio for several K, the folded one, and the time-conditioned baseline at
   several numbers of network evaluations (NFE), each against one forward pass.
 - `precision`: the folded ratio under autocast, against itself in single precision (CUDA only).
 - `training`: a whole step, optimiser and averaging included, against the bare forward and backward
@@ -101,13 +101,13 @@ class Bench:
         self.x = self._images(args.batch_size)
 
     def scoring(self) -> Results:
-        r"""Times ratios and rivals against the bare backbone."""
+        r"""Times ratios and baselines against the bare backbone."""
         comparisons: dict[str, tuple[Forward, int]] = {"A/A control: backbone": (self.backbone, 1)}
         for size in self.args.sizes:
             comparisons[f"log-ratio, K = {size}"] = self._unfolded(size).log_ratio, 1
         comparisons["log-ratio, folded"] = self._folded().log_ratio, 1
         for n in self.args.nfe:
-            comparisons[f"time-conditioned rival, NFE = {n}"] = self._rival(n).log_ratio, n
+            comparisons[f"time-conditioned rival, NFE = {n}"] = self._baseline(n).log_ratio, n
         with torch.inference_mode():
             return {
                 name: self._ratio(forward, self.backbone, cost)
@@ -181,11 +181,11 @@ class Bench:
     def memory(self) -> Results:
         r"""Compares what scoring one batch allocates with what the bare backbone does."""
         bare = peak_memory(self.backbone, self.x)
-        ratio, rival = self._unfolded(max(self.args.sizes)), self._rival(max(self.args.nfe))
+        ratio, baseline = self._unfolded(max(self.args.sizes)), self._baseline(max(self.args.nfe))
         shares = {
             f"memory, log-ratio, K = {max(self.args.sizes)}": ratio.log_ratio,
             "memory, log-ratio, folded": self._folded().log_ratio,
-            f"memory, time-conditioned rival, NFE = {max(self.args.nfe)}": rival.log_ratio,
+            f"memory, time-conditioned rival, NFE = {max(self.args.nfe)}": baseline.log_ratio,
         }
         return {name: (peak_memory(f, self.x) / bare, None, None) for name, f in shares.items()}
 
@@ -223,7 +223,7 @@ class Bench:
     def _network_of_time(self) -> TimeConditionedResNet:
         return self._placed(TimeConditionedResNet(self.args.width))
 
-    def _rival(self, evaluations: int) -> TimeConditionedRatio:
+    def _baseline(self, evaluations: int) -> TimeConditionedRatio:
         return TimeConditionedRatio(self._network_of_time, evaluations)
 
     def _placed(self, module: M) -> M:

@@ -39,7 +39,7 @@ def float32() -> None:
 @pytest.mark.parametrize(
     ("kind", "kills", "longest"),
     [
-        ("train", 12, 0.1),
+        ("train", 8, 0.1),
         pytest.param("command", 20, 0.3, marks=pytest.mark.slow),
     ],
 )
