@@ -12,9 +12,9 @@ from ood_osdre.errors import UserError
 from ood_osdre.models.bases import KERNELS
 from ood_osdre.models.networks import NORMS
 from ood_osdre.models.ratio import RatioModel
-from ood_osdre.objectives import FORMS, LOSSES, Batch, Objective, Times
+from ood_osdre.objectives import FORMS, LOSSES, Batch, Objective
 from ood_osdre.options import Options
-from ood_osdre.paths.gaussian import Moments
+from ood_osdre.paths import Moments, Times
 from ood_osdre.resources import names
 from ood_osdre.sections import BasisConfig, NetworkConfig, ObjectiveConfig, PathConfig
 from ood_osdre.training.build import (
