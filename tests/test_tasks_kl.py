@@ -365,7 +365,7 @@ def test_command_writes_tables_plot_and_record(
     with (tmp_path / "drift.csv").open() as file:
         assert [float(r["variance"]) for r in csv.DictReader(file)] == [1, 1.1, 1.25, 1.5, 2]
     printed = capsys.readouterr().out
-    assert f"Tables, plot and record: {tmp_path}\n" in printed
+    assert f"Tables and record: {tmp_path}\nPlot: {tmp_path}/kl.png\n" in printed
     # The monitor has no plot, and says what its numbers are of.
     assert printed.endswith(f"Tables and record: {tmp_path}\n")
     assert "Streams of 20 dimensions" in printed

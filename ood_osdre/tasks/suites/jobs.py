@@ -44,12 +44,12 @@ def run_jobs(
         with parallel_config("loky", inner_max_num_threads=1, **prepare):
             parallel = Parallel(processes, batch_size=1, return_as="generator")
             # A terminal sends Ctrl-C to all processes, but it is the parent that ends them: those
-            # that are started here inherit that it is blocked.
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            # that are started here inherit that it is ignored.
+            interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
             try:
                 results = parallel(delayed(function)(job) for job in jobs)
             finally:
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+                signal.signal(signal.SIGINT, interrupt)
             try:
                 bar = tqdm(results, total=len(jobs), disable=not progress, unit="fit")
                 return [row for rows in bar for row in rows]

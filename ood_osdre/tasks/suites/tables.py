@@ -188,11 +188,11 @@ def _own(path: Path) -> Parts:
     return parts
 
 
-def _numbers(path: Path) -> Array:
+def _numbers(path: Path, columns: int | None = None) -> Array:
     r"""Returns the rows of a `.csv` or `.npy` file, with shape :math:`(N, d)`."""
     is_csv = path.suffix.lower() == ".csv"
     x = _read(path, pd.read_csv, "a table of numbers") if is_csv else map_array(path)
-    return read_rows(str(path), x)
+    return read_rows(str(path), x, columns)
 
 
 def _read(path: Path, reader: Callable[[Path], T], expected: str) -> T:
@@ -201,12 +201,6 @@ def _read(path: Path, reader: Callable[[Path], T], expected: str) -> T:
         return reader(path)
     except DAMAGE as error:
         raise UserError(f"{path}: not {expected}: {one_line(error)}.") from None
-
-
-def _with_columns(path: Path, x: Array, columns: int | None) -> Array:
-    if not len(x) or x.shape[1] != columns:
-        raise UserError(f"{path}: got rows of shape {x.shape}, expected (N, {columns}).")
-    return x
 
 
 def _standardised(parts: Parts, by: Array, ddof: int = 0) -> Parts:
@@ -226,7 +220,7 @@ def _tenths(x: Array) -> Parts:
 
 def _power(paths: list[Path], entry: Entry) -> Parts:
     rng = np.random.RandomState(42)
-    x = _with_columns(paths[0], _numbers(paths[0]), entry.raw_columns)
+    x = _numbers(paths[0], entry.raw_columns)
     rng.shuffle(x)
     # Without global reactive power and intensity, which the others determine.
     x = np.delete(x, [1, 3], axis=1)
@@ -260,10 +254,11 @@ def _hepmass(paths: list[Path], entry: Entry) -> Parts:
     samples, width = [], None
     for path in paths:
         frame = _read(path, partial(pd.read_csv, index_col=False), "a table of numbers")
-        # The test file has a stray column at its end. Collisions have a 1 in their first column.
+        # The test file has a stray column at its end.
         rows = read_rows(str(path), frame.iloc[:, :width])
         width = width or max(rows.shape[1], 2)
-        samples.append(_with_columns(path, rows[rows[:, 0] == 1, 1:], width - 1))
+        collisions = f"{path}: rows with a 1 in the first column"
+        samples.append(read_rows(collisions, rows[rows[:, 0] == 1, 1:], width - 1))
     x, y = samples
     x, _, y = _standardised((x, x, y), x, ddof=1)
     # As in the original: a column is discrete if its least value occurs more than five times.
@@ -274,7 +269,7 @@ def _hepmass(paths: list[Path], entry: Entry) -> Parts:
 
 
 def _miniboone(paths: list[Path], entry: Entry) -> Parts:
-    parts = _tenths(_with_columns(paths[0], _numbers(paths[0]), entry.raw_columns))
+    parts = _tenths(_numbers(paths[0], entry.raw_columns))
     return _standardised(parts, np.vstack(parts[:2]))
 
 
