@@ -21,7 +21,7 @@ from .data.manifests import BENCHMARKS, benchmark_names
 from .errors import FAILED, UserError, count, exit_status, number
 from .evaluation.records import read_record
 from .resources import names
-from .training.run import MODEL, RECORD, RESULTS, STATE, holds, locked, refuse_existing
+from .training.run import MODEL_FILE, RECORD, RESULTS, STATE_FILE, holds, locked, refuse_existing
 
 if TYPE_CHECKING:
     import torch
@@ -243,7 +243,7 @@ def refuse_other_results(folder: Path, selection: str) -> None:
     r"""Raises an error if a folder holds results, and not those of the same checkpoint."""
     if not holds(folder, *RESULTS):
         return
-    evaluated = holds(folder, RECORD) and not holds(folder, STATE, MODEL)
+    evaluated = holds(folder, RECORD) and not holds(folder, STATE_FILE, MODEL_FILE)
     if not evaluated or read_record(folder / RECORD).selection != selection:
         raise UserError(
             f"--out {folder}: holds other results than of the checkpoint {selection}; "

@@ -9,6 +9,7 @@ __all__ = [
     "BasisConfig",
     "DataConfig",
     "EvaluationConfig",
+    "KernelName",
     "NetworkConfig",
     "ObjectiveConfig",
     "PathConfig",
@@ -17,11 +18,13 @@ __all__ = [
 ]
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
 from .options import Count, Natural, Options, Positive, Share, Weight
+
+KernelName: TypeAlias = Literal["matern32", "gaussian", "imq", "rq"]
 
 # A width scales channels that are multiples of 64, and groups have 8 channels.
 WIDTH_STEP, RESNET_STAGES = 1 / 8, 4
@@ -72,7 +75,7 @@ class BasisConfig(Options):
         learnable: Whether the shapes are trained.
     """
 
-    kernel: Literal["matern32", "gaussian", "imq", "rq"] = "rq"
+    kernel: KernelName = "rq"
     size: Count = 16
     sigma: Positive = 0.5
     floor: Weight = 0.05

@@ -4,17 +4,18 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
 from pydantic import Field, ValidationError
 
-from ood_osdre.config import SECTIONS, TEXTS, Config, load_config
+from ood_osdre.config import EXTRAS, SECTIONS, TERMS, TEXTS, Config, load_config
 from ood_osdre.errors import UserError
+from ood_osdre.models import KERNELS
 from ood_osdre.options import Options
 from ood_osdre.resources import find, names, parse_yaml
-from ood_osdre.sections import BasisConfig
+from ood_osdre.sections import BasisConfig, KernelName, ObjectiveConfig
 
 SHIPPED = [
     "cifar10", "cifar100", "cifar100_cpu", "cifar100_paper", "cifar10_cpu", "cifar10_joint",
@@ -353,3 +354,15 @@ def test_options_within_mappings_are_explained(values: object, found: str, expec
     assert found in message
     assert expected in message
     assert len(message) < 200
+
+
+def test_every_weight_of_a_term_trains_or_accompanies_an_estimator() -> None:
+    # A term that is in neither group would be on for estimators that have no use for it.
+    grouped = {term for group in (*TERMS.values(), *EXTRAS.values()) for term in group}
+    fields = ObjectiveConfig.model_fields.items()
+    weights = {name for name, field in fields if field.annotation is float}
+    assert grouped == weights - {"endpoint_cap", "delta", "data_score"}
+
+
+def test_kernels_are_those_of_the_models() -> None:
+    assert get_args(KernelName) == tuple(KERNELS)

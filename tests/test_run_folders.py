@@ -127,7 +127,7 @@ def test_an_evaluation_is_replaced_by_its_own_checkpoint_only(
     assert main([*evaluate(out), "--device", "cpu"]) == 0
     assert main([*evaluate(out), "--device", "cpu"]) == 0
     before = content(told)
-    assert "holds other results than those of --checkpoint" in refusal(evaluate(other), capsys)
+    assert "holds other results than of the checkpoint" in refusal(evaluate(other), capsys)
     assert "holds an evaluation, no training" in refusal(command(root, told, "--resume"), capsys)
     assert "holds a run already" in refusal(command(root, told), capsys)
     assert content(told) == before
@@ -156,9 +156,6 @@ def test_a_damaged_log_and_state_do_not_end_in_a_traceback(
         out, checkpoints.STATE, tensors, {k: v for k, v in metadata.items() if k != "step"}
     )
     assert "state.safetensors: step is missing" in refusal(command(root, out, "--resume"), capsys)
-    odd = {**tensors, "optimizer.odd": torch.zeros(1)}
-    checkpoints.write_checkpoint(out, checkpoints.STATE, odd, metadata)
-    assert "the optimiser's tensors" in refusal(command(root, out, "--resume"), capsys)
 
     checkpoints.write_checkpoint(out, checkpoints.STATE, tensors, metadata)
     assert main(command(root, out, "--resume")) == 0

@@ -1,6 +1,6 @@
 r"""Images: benchmarks on disk and in memory, and how they become network inputs.
 
-Nothing here imports PyTorch, so that commands can read manifests and report on data at once;
+What is imported here needs no PyTorch, so that commands read manifests and report on data at once;
 batches on a device are the business of :mod:`ood_osdre.training.batches`.
 """
 

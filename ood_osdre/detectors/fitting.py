@@ -38,7 +38,7 @@ from ..files import sweep
 from ..models import RatioModel
 from ..options import shown
 from ..training.batches import Batches, ImageBatches, VectorBatches
-from ..training.run import MODEL, STATE, holds, locked
+from ..training.run import MODEL_FILE, STATE_FILE, holds, locked
 from ..training.trainer import Outcome, Validate
 
 # The share of ID data, and of a reference without classes, that selects the model.
@@ -276,7 +276,7 @@ def held_folder(folder: Path | None, resume: bool) -> Iterator[None]:
         yield
         return
     with locked(folder):
-        if not resume and holds(folder, STATE, MODEL):
+        if not resume and holds(folder, STATE_FILE, MODEL_FILE):
             raise UserError(
                 f"{folder}: holds a run already; go on with resume=True or choose another folder."
             )

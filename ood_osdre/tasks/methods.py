@@ -59,6 +59,7 @@ from ..objectives import (
 )
 from ..options import Count, Natural, Options, Positive, Weight
 from ..paths import DDBINoise, GaussianPath, InverseVarianceWeight, Moments
+from ..sections import KernelName
 from ..training.distributed import find_device
 from .features import OrthonormalBasis, QuadraticFeatures, TimeConditionedFeatures
 
@@ -108,7 +109,7 @@ class FitOptions(Options):
     features: Count = 128
     depth: Count = 3
     block: Count = 2
-    kernel: Literal["matern32", "gaussian", "imq", "rq"] = "rq"
+    kernel: KernelName = "rq"
     size: Count = 16
     sigma: Positive = 0.5
     learnable: bool = False

@@ -4,8 +4,10 @@ Nothing here imports torch, so a folder that is taken is refused at once.
 """
 
 __all__ = [
+    "MODEL_FILE",
     "RECORD",
     "RESULTS",
+    "STATE_FILE",
     "RunLog",
     "caught_signals",
     "holds",
@@ -30,8 +32,8 @@ from ..files import write_text_atomic
 
 LOCK, LOG = ".lock", "log.jsonl"
 # What says that a folder holds a run to go on with, a trained model, the results of a run.
-STATE, MODEL, RECORD = "state.safetensors", "model.safetensors", "run.json"
-RESULTS = (STATE, MODEL, RECORD, "metrics.csv", "scores.npz")
+STATE_FILE, MODEL_FILE, RECORD = "state.safetensors", "model.safetensors", "run.json"
+RESULTS = (STATE_FILE, MODEL_FILE, RECORD, "metrics.csv", "scores.npz")
 
 log = logging.getLogger(__name__)
 
@@ -80,11 +82,11 @@ def refuse_existing(out: Path, folders: Mapping[int, Path], resume: bool) -> Non
     several = len(folders) > 1
     others = [out] if several else sorted(out.glob("seed-*") if os.path.isdir(out) else ())
     expected = "one seed's" if several else "several seeds'"
-    found = [f"{f}: holds {expected} run" for f in others if holds(f, STATE)]
+    found = [f"{f}: holds {expected} run" for f in others if holds(f, STATE_FILE)]
     for folder in folders.values():
         if not resume and holds(folder, *RESULTS):
             found.append(f"{folder}: holds a run already; go on with --resume")
-        if resume and holds(folder, RECORD) and not holds(folder, STATE):
+        if resume and holds(folder, RECORD) and not holds(folder, STATE_FILE):
             found.append(f"{folder}: holds an evaluation, no training")
     if found:
         raise UserError(f"{found[0]}, or choose another --out.")

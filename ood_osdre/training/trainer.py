@@ -278,8 +278,11 @@ class Trainer:
             )
         self.kept = copy.deepcopy(self.averaged)
         checkpoint.unpack_state(tensors, self._modules(), self.optimizer, source)
-        self.scaler.load_state_dict(metadata["scaler"])
-        self.outcome = Outcome(**{key: metadata[key] for key in PROGRESS})
+        try:
+            self.scaler.load_state_dict(metadata["scaler"])
+            self.outcome = Outcome(**{key: metadata[key] for key in PROGRESS})
+        except KeyError as error:
+            raise UserError(f"{source}: {error.args[0]} is missing, start anew.") from None
 
     def _check_finite(self, losses: Mapping[str, Tensor]) -> dict[str, Tensor]:
         r"""Returns the losses over all processes, which are to be finite."""
