@@ -27,7 +27,7 @@ from ood_osdre.detectors.feature_ratio import FeatureRatio, FeatureRatioOptions
 from ood_osdre.errors import UserError, count, exit_status
 from ood_osdre.evaluation.metrics import OODMetrics, ood_metrics
 from ood_osdre.evaluation.records import RunRecord
-from ood_osdre.models.classifier import Classifier
+from ood_osdre.models.baselines import Classifier
 from ood_osdre.models.frozen import collect_features, extract_features
 from ood_osdre.plugin.openood import OSDRENet
 from ood_osdre.runs import train_run

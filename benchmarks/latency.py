@@ -38,10 +38,10 @@ from torch.profiler import ProfilerActivity, profile
 
 from ood_osdre.errors import UserError, count, exit_status
 from ood_osdre.evaluation.records import RunRecord
+from ood_osdre.models.baselines import TimeConditionedRatio, TimeConditionedResNet
 from ood_osdre.models.bases import RBFBasis
 from ood_osdre.models.networks import CoefficientNetwork, ResNetBackbone
 from ood_osdre.models.ratio import FoldedRatio, OneStepRatio
-from ood_osdre.models.time_conditioned import TimeConditionedRatio, TimeConditionedResNet
 from ood_osdre.objectives import Batch, EndPointLoss, Objective
 from ood_osdre.paths.gaussian import GaussianPath
 from ood_osdre.paths.noises import DDBINoise

@@ -8,15 +8,15 @@ import torch
 from sklearn.neighbors import NearestNeighbors
 from torch import Tensor, nn
 
-from ood_osdre.models.bases import RBFBasis
-from ood_osdre.models.classifier import Classifier
-from ood_osdre.models.networks import MLP, CoefficientNetwork, ResNetBackbone
-from ood_osdre.models.ratio import DirectRatio, OneStepRatio
-from ood_osdre.models.time_conditioned import (
+from ood_osdre.models.baselines import (
+    Classifier,
     TimeConditionedMLP,
     TimeConditionedRatio,
     TimeConditionedResNet,
 )
+from ood_osdre.models.bases import RBFBasis
+from ood_osdre.models.networks import MLP, CoefficientNetwork, ResNetBackbone
+from ood_osdre.models.ratio import DirectRatio, OneStepRatio
 from ood_osdre.objectives import (
     Batch,
     ConditionalScoreMatching,

@@ -23,10 +23,10 @@ from ood_osdre.evaluation.evaluate import (
 )
 from ood_osdre.evaluation.metrics import ood_metrics
 from ood_osdre.evaluation.scores import read_scores
+from ood_osdre.models.baselines import TimeConditionedRatio
 from ood_osdre.models.bases import RBFBasis
 from ood_osdre.models.networks import Coefficients
 from ood_osdre.models.ratio import OneStepRatio
-from ood_osdre.models.time_conditioned import TimeConditionedRatio
 from ood_osdre.runs import evaluate_run, train_run
 from ood_osdre.sections import EvaluationConfig
 from ood_osdre.training.build import build_ratio

@@ -34,7 +34,7 @@ from ood_osdre.detectors.feature_ratio import FeatureRatio, FeatureRatioOptions
 from ood_osdre.detectors.scorer import load_scorer
 from ood_osdre.errors import UserError
 from ood_osdre.evaluation.metrics import ood_metrics
-from ood_osdre.models.classifier import Classifier
+from ood_osdre.models.baselines import Classifier
 from ood_osdre.models.networks import MLP
 from ood_osdre.plugin.openood import (
     OSDRENet,

@@ -6,11 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ood_osdre.models.baselines import Classifier, TimeConditionedMLP, TimeConditionedRatio
 from ood_osdre.models.bases import KERNELS, RBFBasis
-from ood_osdre.models.classifier import Classifier
 from ood_osdre.models.networks import MLP, CoefficientNetwork, Coefficients, ResNetBackbone
 from ood_osdre.models.ratio import DirectRatio, OneStepRatio, RatioModel
-from ood_osdre.models.time_conditioned import TimeConditionedMLP, TimeConditionedRatio
 
 
 def fill_head(network: CoefficientNetwork) -> CoefficientNetwork:

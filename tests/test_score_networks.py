@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ood_osdre.models.baselines import FiLM
 from ood_osdre.models.bases import RBFBasis
 from ood_osdre.models.networks import MLP, CoefficientNetwork
 from ood_osdre.models.ratio import OneStepRatio
-from ood_osdre.models.time_conditioned import FiLM
 from ood_osdre.models.unet import UNetDecoder, UNetEncoder, VectorDecoder, inverse_noise
 from ood_osdre.objectives import (
     Batch,

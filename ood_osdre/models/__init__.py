@@ -41,6 +41,15 @@ __all__ = [
     "unwrapped",
 ]
 
+from .baselines import (
+    Classifier,
+    FiLM,
+    NetworkEvaluations,
+    TimeConditionedMLP,
+    TimeConditionedRatio,
+    TimeConditionedResNet,
+    TimeEmbedding,
+)
 from .bases import (
     KERNELS,
     Conditioning,
@@ -50,7 +59,6 @@ from .bases import (
     conditioning,
     gram_matrix,
 )
-from .classifier import Classifier
 from .frozen import (
     Features,
     NetworkDigest,
@@ -64,12 +72,4 @@ from .frozen import (
 )
 from .networks import MLP, CoefficientNetwork, Coefficients, ResNetBackbone, check_inputs
 from .ratio import DirectRatio, FoldedRatio, OneStepRatio, Prediction, RatioModel
-from .time_conditioned import (
-    FiLM,
-    NetworkEvaluations,
-    TimeConditionedMLP,
-    TimeConditionedRatio,
-    TimeConditionedResNet,
-    TimeEmbedding,
-)
 from .unet import CHANNELS, UNetDecoder, UNetEncoder, VectorDecoder, inverse_noise

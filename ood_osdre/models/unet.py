@@ -30,8 +30,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..paths import GaussianPath
+from .baselines import FiLM, TimeEmbedding
 from .networks import MLP, zeroed
-from .time_conditioned import FiLM, TimeEmbedding
 
 Scale = Callable[[Tensor], Tensor]
 

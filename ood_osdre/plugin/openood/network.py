@@ -26,7 +26,7 @@ class OSDRENet(nn.Module):
     r"""A ratio with a class head, behind the face of OpenOOD's networks.
 
     Arguments:
-        ratio: The ratio, folded or not, or a :class:`~ood_osdre.models.classifier.Classifier`,
+        ratio: The ratio, folded or not, or a :class:`~ood_osdre.models.baselines.Classifier`,
             which has a class head but no ratio.
         config: The configuration that it was built from, which the trainer needs.
         normalisation: The means and standard deviations of the channels that it was trained on,
