@@ -31,8 +31,8 @@ The protocol, fixed before the first run but for what is said of further rounds 
 
 Calibration is that of the log-ratio on ID validation images and reference classes held out of
 training. Other classes are another p_0, so the numbers of the reference need not be 0 even at the
-truth: compare them between methods, see `ood_osdre/calibration.py`. Runs that are done are
-skipped.
+truth: compare them between methods, see `ood_osdre/evaluation/calibration.py`. Runs that are done
+are skipped.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-r"""Samples the tasks of the `benchmark-mi` package into one `.npz` file, for `score_benchmark_mi`.
+r"""Samples the tasks of the `benchmark-mi` package, one `.npz` file each, for `score_benchmark_mi`.
 
     python -m venv bmi && bmi/bin/pip install benchmark-mi
     bmi/bin/python benchmarks/sample_benchmark_mi.py --out bmi_samples --samples 10000

@@ -28,7 +28,6 @@ from torch import Tensor, nn
 from ..config import Config
 from ..data.inputs import read, read_pieces
 from ..data.sets import count_shared, fingerprints
-from ..detectors.scorer import Scorer, TrainedModel, read_model
 from ..errors import UserError
 from ..evaluation.calibration import SplitConformal
 from ..evaluation.evaluate import score_images
@@ -40,6 +39,7 @@ from ..training.distributed import find_device
 from ..training.fit import fit
 from ..training.trainer import Outcome
 from .fitting import check_finished, class_labels, configured, held_folder, prepare
+from .scorer import Scorer, TrainedModel, read_model
 
 CALIBRATION = "calibration"
 NOT_FITTED = "is not fitted; call fit first"

@@ -93,7 +93,7 @@ def table_jobs(args: argparse.Namespace) -> list[DensityJob]:
     check_names("--methods", methods, (*TABLE_METHODS, *METHODS), " with --suite tabular")
     check_distinct("--sets", [load_table(name, args.data_root).name for name in names])
     options = FULL if args.full else OPTIONS
-    kernels = args.kernels or ["rq", "gaussian", "imq", "matern32"]
+    kernels = args.kernels or list(reversed(KERNELS))
     # The likelihood sees nothing of a kernel but its integral.
     with_kernel = [m for m in METHODS if METHODS[m].kernel]
     fits = list_fits(args, methods, options, kernels, with_kernel)
