@@ -22,7 +22,7 @@ from .data.lists import first
 from .data.transforms import Preprocess
 from .detectors import Scorer, TrainedModel
 from .errors import UserError
-from .evaluation.evaluate import Validation, check_neighbours, configured, evaluate_benchmark
+from .evaluation.evaluate import Validation, check_neighbours, evaluate_benchmark, scoring_model
 from .evaluation.plots import draw_scores
 from .evaluation.records import RunRecord, read_record
 from .evaluation.scores import Scores, read_scores, write_scores
@@ -122,7 +122,7 @@ def evaluate_run(
         progress: Whether to show a progress bar.
     """
     options, preprocess = config.evaluation, scorer.preprocess
-    model = configured(scorer.ratio, options, data.id_train, preprocess)
+    model = scoring_model(scorer.ratio, options, data.id_train, preprocess)
     done = evaluate_benchmark(model, data, preprocess, options.batch_size, progress)
     scores, reference = done.scores, data.reference_name or scorer.metadata.get("reference")
     table = _table(

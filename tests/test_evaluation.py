@@ -17,9 +17,9 @@ from ood_osdre.detectors.scorer import Scorer, load_scorer
 from ood_osdre.errors import UserError
 from ood_osdre.evaluation.evaluate import (
     Validation,
-    configured,
     evaluate_benchmark,
     score_images,
+    scoring_model,
 )
 from ood_osdre.evaluation.metrics import ood_metrics
 from ood_osdre.evaluation.scores import read_scores
@@ -156,7 +156,7 @@ def test_a_solver_is_chosen_by_the_options_and_its_cost_is_told(small: Benchmark
     ratio(torch.zeros(5, 3, 2, 2))  # what validation took does not count
     scores, costs = {}, {}
     for name, chosen in options.items():
-        model = configured(ratio, chosen, small.id_train, PREPROCESS)
+        model = scoring_model(ratio, chosen, small.id_train, PREPROCESS)
         done = evaluate_benchmark(model, small, PREPROCESS, batch_size=30, progress=False)
         scores[name], costs[name] = done.scores.of("id")["digits_test"].score, done.evaluations
     np.testing.assert_allclose(scores["adaptive"], scores["fixed"], rtol=1e-3)

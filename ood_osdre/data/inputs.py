@@ -209,7 +209,8 @@ def _files(path: Path, size: int, what: str) -> Iterator[_Piece]:
     for start in range(0, len(content), PIECE):
         chosen = slice(start, start + PIECE)
         names = list(content.names[chosen])
-        yield decode_all([folder / n for n in names], size, what), labels[chosen], names
+        images = decode_all([folder / n for n in names], size, what, progress=False)
+        yield images, labels[chosen], names
 
 
 def _joined(parts: Sequence[NDArray[Any]], what: str) -> NDArray[Any]:

@@ -71,7 +71,6 @@ class FeatureRatio:
         self.ratio: RatioModel | None = None
         self.trained: RatioModel | None = None
         self.standardise: Standardiser | None = None
-        self.history: list[dict[str, float]] = []
         self.seconds = 0.0
 
     @property
@@ -141,7 +140,7 @@ class FeatureRatio:
         )
         self._take(fitted.model, standardise)
         self.known = None
-        self.history, self.seconds = fitted.outcome.history, fitted.outcome.seconds
+        self.seconds = fitted.outcome.seconds
         return self
 
     @torch.no_grad()

@@ -11,9 +11,9 @@ __all__ = [
     "Evaluation",
     "Validation",
     "check_neighbours",
-    "configured",
     "evaluate_benchmark",
     "score_images",
+    "scoring_model",
 ]
 
 import time
@@ -46,11 +46,12 @@ def score_images(
     batch_size: int = 512,
     bar: tqdm | None = None,
 ) -> tuple[NDArray[np.float32], NDArray[np.int64] | None]:
-    r"""Scores images, one forward pass each, in evaluation mode.
+    r"""Scores images or vectors, one forward pass each, in evaluation mode.
 
     Arguments:
         model: The ratio, whole or folded.
-        images: The uint8 images, with shape :math:`(N, H, W, C)`; may be memory-mapped.
+        images: uint8 images, with shape :math:`(N, H, W, C)`, or vectors, with shape
+            :math:`(N, d)`; may be memory-mapped.
         preprocess: The preprocessing, with the statistics of the ID data.
         batch_size: The number of images scored at once.
         bar: A progress bar to advance.
@@ -211,7 +212,7 @@ def evaluate_benchmark(
     return Evaluation(scores, accuracy, seconds, evaluations)
 
 
-def configured(
+def scoring_model(
     model: RatioModel, options: EvaluationConfig, id_train: ImageSet, preprocess: Standardiser
 ) -> RatioModel:
     r"""Returns a copy of a model, folded, that scores as the options say.

@@ -7,12 +7,9 @@ __all__ = [
     "Classifier",
     "CoefficientNetwork",
     "Coefficients",
-    "Conditioning",
     "DirectRatio",
     "Features",
-    "FiLM",
     "FoldedRatio",
-    "Kernel",
     "NetworkDigest",
     "NetworkEvaluations",
     "OneStepRatio",
@@ -24,7 +21,6 @@ __all__ = [
     "TimeConditionedMLP",
     "TimeConditionedRatio",
     "TimeConditionedResNet",
-    "TimeEmbedding",
     "UNetDecoder",
     "UNetEncoder",
     "VectorDecoder",
@@ -43,22 +39,12 @@ __all__ = [
 
 from .baselines import (
     Classifier,
-    FiLM,
     NetworkEvaluations,
     TimeConditionedMLP,
     TimeConditionedRatio,
     TimeConditionedResNet,
-    TimeEmbedding,
 )
-from .bases import (
-    KERNELS,
-    Conditioning,
-    Kernel,
-    RBFBasis,
-    TemporalBasis,
-    conditioning,
-    gram_matrix,
-)
+from .bases import KERNELS, RBFBasis, TemporalBasis, conditioning, gram_matrix
 from .frozen import (
     Features,
     NetworkDigest,

@@ -96,8 +96,7 @@ class TimeConditionedRatio(RatioModel):
             x: The inputs, with shape :math:`(B, *)`.
             t: The times, with shape :math:`(B)`, as the scores have.
         """
-        s = self.network(x, t)
-        return s.to(torch.promote_types(s.dtype, torch.float32))
+        return _single(self.network(x, t))
 
     def integrate(self, x: Tensor) -> Quadrature:
         r"""Returns the log-ratios of inputs :math:`(B, *)`, and how many evaluations each took."""
@@ -112,10 +111,6 @@ class TimeConditionedRatio(RatioModel):
         inputs, before = self.cost
         self.cost = NetworkEvaluations(inputs + len(x), before + len(x) * evaluations)
         return Prediction(log_ratio)
-
-    def log_ratio_at(self, outputs: Prediction) -> Tensor:
-        r"""Returns the log-ratios in nats of a prediction, with shape :math:`(B)`."""
-        return outputs.score
 
 
 class TimeEmbedding(nn.Module):
@@ -287,10 +282,6 @@ class Classifier(RatioModel):
         else:
             score = _log_odds(_single(logits))
         return Prediction(score, logits)
-
-    def log_ratio_at(self, outputs: Prediction) -> Tensor:
-        r"""Returns the scores (larger = more ID), with shape :math:`(B)`; no log-ratios."""
-        return outputs.score
 
 
 def _log_odds(logits: Tensor) -> Tensor:

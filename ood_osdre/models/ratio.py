@@ -62,13 +62,13 @@ class RatioModel(nn.Module, abc.ABC):
             The coefficients of a one-step ratio, the prediction of any other model.
         """
 
-    @abc.abstractmethod
     def log_ratio_at(self, outputs: Any) -> Tensor:  # noqa: ANN401
         r"""Returns the log-ratios of outputs, with shape :math:`(B)`; of a classifier its score.
 
         Arguments:
             outputs: What :meth:`outputs` returned for :math:`B` inputs, or a part of it.
         """
+        return outputs.score
 
     def predict(self, x: Tensor) -> Prediction:
         r"""Returns the scores and the class logits of inputs :math:`(B, *)`, in one pass."""
@@ -235,10 +235,6 @@ class FoldedRatio(RatioModel):
         features = self.backbone(x)
         logits = None if self.class_head is None else self.class_head(features)
         return Prediction(self._log_ratio(features), logits)
-
-    def log_ratio_at(self, outputs: Prediction) -> Tensor:
-        r"""Returns the log-ratios in nats of a prediction, with shape :math:`(B)`."""
-        return outputs.score
 
     def log_ratio(self, x: Tensor) -> Tensor:
         r"""Returns the log-ratio, without evaluating the class head."""

@@ -30,16 +30,13 @@ __all__ = [
     "ClassLoss",
     "ConditionalJointScoreMatching",
     "ConditionalScoreMatching",
-    "DataScore",
     "DonskerVaradhan",
     "EndPointLoss",
-    "EndTerm",
     "JointScoreMatching",
     "NormalisedLikelihood",
     "Objective",
     "OutlierExposure",
     "PathDifference",
-    "PathTerm",
     "PathVariance",
     "Proposal",
     "Ratio",
@@ -53,7 +50,7 @@ __all__ = [
     "log_normal",
 ]
 
-from .base import Batch, DataScore, Objective, PathTerm, Ratio, Term, evaluate
+from .base import Batch, Objective, Ratio, Term, evaluate
 from .conditional import (
     FORMS,
     ConditionalJointScoreMatching,
@@ -64,7 +61,6 @@ from .endpoint import (
     LOSSES,
     DonskerVaradhan,
     EndPointLoss,
-    EndTerm,
     NormalisedLikelihood,
     Proposal,
     VariationalBound,

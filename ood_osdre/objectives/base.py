@@ -73,7 +73,7 @@ class Ratio(Protocol):
         r"""Returns the time score at points, with shape :math:`(B)`."""
 
     def score(self, h: Tensor, t: Tensor, /) -> Tensor:
-        r"""Returns :math:`s = \langle h, g(t) \rangle`, with the shape of `h` but its last."""
+        r"""Returns :math:`s = K^{-1/2} \langle h, g(t) \rangle`, with the shape of `h` but its last."""
 
     def score_derivative(self, h: Tensor, t: Tensor, /) -> Tensor:
         r"""Returns :math:`\partial_t s`, with the shape of `h` but its last."""

@@ -16,9 +16,7 @@ __all__ = [
     "Moments",
     "NoiseModel",
     "NoiseVarianceWeight",
-    "Rates",
     "Schedule",
-    "ScheduleRates",
     "Times",
     "TrigonometricSchedule",
     "UniformTimes",
@@ -26,14 +24,13 @@ __all__ = [
     "Weight",
 ]
 
-from .gaussian import GaussianPath, Moments, Rates
+from .gaussian import GaussianPath, Moments
 from .noises import BridgeNoise, DDBINoise, DequantisationNoise, NoiseModel
 from .schedules import (
     FollmerSchedule,
     KumaraswamySchedule,
     LinearSchedule,
     Schedule,
-    ScheduleRates,
     TrigonometricSchedule,
     VariancePreservingSchedule,
 )

@@ -29,9 +29,8 @@ points. Its mean given :math:`x_t` is the marginal time score, which is what reg
 
 **Learnable paths** minimise :meth:`GaussianPath.moment_variance`, in closed form. They never
 receive a gradient through :math:`x_t` or its score: a path that could would lower a regression
-loss by making the target easier, whatever that does to the ratio. Their parameters start at
-sensible values that are not zero, so that weight decay on them is a pull in a direction that
-means nothing.
+loss by making the target easier, whatever that does to the ratio. Their parameters take no
+weight decay, as zero means nothing to them.
 """
 
 __all__ = ["GaussianPath", "Moments", "Rates"]

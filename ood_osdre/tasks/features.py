@@ -1,8 +1,10 @@
 r"""Parts that suit ratios of vectors: normal scores, quadratic features and a better basis.
 
 Increasing maps of single coordinates leave a mutual information as it is; :class:`NormalScores`
-takes away what makes heavy tails hard. Between two Gaussians every time score of a Gaussian path is a quadratic function of the point, so
-a network with a linear head on quadratic features can represent it exactly. What is left is the
+takes away what makes heavy tails hard.
+
+Between two Gaussians every time score of a Gaussian path is a quadratic function of the point, so a
+network with a linear head on quadratic features can represent it exactly. What is left is the
 conditioning of the regression: features have unit variance under a standard normal, and
 :class:`OrthonormalBasis` does the same for the functions of the time.
 """

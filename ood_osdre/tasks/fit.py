@@ -80,12 +80,12 @@ class RatioFit:
             The log-ratios, in nats (larger = more like :math:`p_1`), with shape :math:`(N)`.
 
         Raises:
-            ValueError: If the points are no tensor of this shape.
+            UserError: If the points are no tensor of this shape.
         """
         dim = len(self.standardise.mean)
         if not isinstance(x, Tensor) or x.ndim != 2 or x.shape[1] != dim:
             found = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
-            raise ValueError(f"x: got {found}, expected a tensor with shape (N, {dim}).")
+            raise UserError(f"x: got {found}, expected a tensor with shape (N, {dim}).")
         parts = [self.model.log_ratio(self.standardise(part)) for part in x.split(batch_size)]
         return torch.cat(parts)
 
@@ -279,11 +279,11 @@ def divergence(fit: RatioFit, x_0: Tensor, x_1: Tensor) -> float:
         The divergence, in nats.
 
     Raises:
-        ValueError: If there are no points, or they are of another dimension.
+        UserError: If there are no points, or they are of another dimension.
     """
     bound = fit.method.bound
     if not len(x_1) or (bound != "mean" and not len(x_0)):
-        raise ValueError(f"Expected held-out points of both, got {len(x_0)} and {len(x_1)}.")
+        raise UserError(f"held-out points: got {len(x_0)} and {len(x_1)}, expected some of both.")
     f_1 = fit.log_ratio(x_1).double()
     if bound == "mean":
         return f_1.mean().item()

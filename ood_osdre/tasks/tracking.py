@@ -97,7 +97,7 @@ class KLTracker:
 
     Arguments:
         dim: The dimension :math:`d`.
-        method: One of the keys of :data:`ood_osdre.tasks.fit.METHODS`.
+        method: One of the keys of :data:`ood_osdre.tasks.methods.METHODS`.
         options: How the ratio is fitted at every step: options by name that differ from the
             defaults, such as `{"backbone": "quadratic"}`, or
             :class:`ood_osdre.tasks.methods.FitOptions`; seeds count up from theirs. By default
@@ -153,7 +153,8 @@ class KLTracker:
         if callable(current):
             draw_pairs, few, many = current, current(WATCHED, generator), None
         else:
-            assert self._reference is not None, "a window is compared to a 'reference'"
+            if self._reference is None:
+                raise UserError("window: got points, but the tracker has no 'reference'.")
             reference, window = self._reference, self._source("window", current)
 
             def draw_pairs(n: int, generator: Generator) -> tuple[Tensor, Tensor]:

@@ -9,13 +9,10 @@ __all__ = [
     "NOISES",
     "SCHEDULES",
     "WEIGHTS",
-    "build_backbone",
     "build_objective",
     "build_path",
     "build_ratio",
     "build_times",
-    "build_weight",
-    "count_features",
     "prepare_objective",
 ]
 
@@ -137,11 +134,6 @@ def build_times(config: Config, path: GaussianPath, moments: Moments) -> Times:
     if config.times.kind == "logit_normal":
         return LogitNormalTimes(low=low, high=high, stratified=stratified)
     return InverseVarianceTimes(path, moments, stratified=stratified)
-
-
-def build_weight(config: Config, path: GaussianPath, moments: Moments) -> Weight:
-    r"""Builds the weight of the score-matching terms; arguments as for :func:`build_times`."""
-    return WEIGHTS[config.objective.weight](path, moments)
 
 
 def build_ratio(
@@ -296,7 +288,7 @@ def build_objective(
         UserError: If `objective.data_score` is on and the backbone has no decoder.
     """
     o, clean = config.objective, config.objective.endpoint_clean
-    weight = build_weight(config, path, moments)
+    weight = WEIGHTS[o.weight](path, moments)
     if config.estimator == "time_conditioned":
         if o.conditional:
             return Objective(

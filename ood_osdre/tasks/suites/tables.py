@@ -40,7 +40,7 @@ from ..rows import check_rows, read_rows
 from .reports import check_names
 
 Array: TypeAlias = NDArray[np.float64]
-Parts: TypeAlias = tuple[Array, Array, Array]
+Arrays: TypeAlias = tuple[Array, Array, Array]
 T = TypeVar("T")
 
 #: The tables that come with scikit-learn.
@@ -178,7 +178,7 @@ def load_table(
     return Table(name, *parts)
 
 
-def _own(path: Path) -> Parts:
+def _own(path: Path) -> Arrays:
     r"""Returns the parts of a user's file of numbers."""
     x = _numbers(path)
     check_rows(str(path), x)
@@ -203,14 +203,14 @@ def _read(path: Path, reader: Callable[[Path], T], expected: str) -> T:
         raise UserError(f"{path}: not {expected}: {one_line(error)}.") from None
 
 
-def _standardised(parts: Parts, by: Array, ddof: int = 0) -> Parts:
+def _standardised(parts: Arrays, by: Array, ddof: int = 0) -> Arrays:
     r"""Returns the parts less the mean and over the deviation of some rows."""
     mean, std = by.mean(axis=0), by.std(axis=0, ddof=ddof)
     train, val, test = ((part - mean) / std for part in parts)
     return train, val, test
 
 
-def _tenths(x: Array) -> Parts:
+def _tenths(x: Array) -> Arrays:
     r"""Cuts off the last tenth for testing, and the last tenth of the rest for validation."""
     test = int(0.1 * len(x))
     rest = x[: len(x) - test]
@@ -218,7 +218,7 @@ def _tenths(x: Array) -> Parts:
     return rest[: len(rest) - val], rest[len(rest) - val :], x[len(x) - test :]
 
 
-def _power(paths: list[Path], entry: Entry) -> Parts:
+def _power(paths: list[Path], entry: Entry) -> Arrays:
     rng = np.random.RandomState(42)
     x = _numbers(paths[0], entry.raw_columns)
     rng.shuffle(x)
@@ -231,7 +231,7 @@ def _power(paths: list[Path], entry: Entry) -> Parts:
     return _standardised(parts, np.vstack(parts[:2]))
 
 
-def _gas(paths: list[Path], entry: Entry) -> Parts:
+def _gas(paths: list[Path], entry: Entry) -> Arrays:
     # The field's own file is a pickle, which may run code: see 'get' in the manifest. As an index
     # the labels have to be there, and are no columns any more.
     frame = _read(
@@ -250,7 +250,7 @@ def _gas(paths: list[Path], entry: Entry) -> Parts:
     return _tenths(_standardised((x, x, x), x, ddof=1)[0])
 
 
-def _hepmass(paths: list[Path], entry: Entry) -> Parts:
+def _hepmass(paths: list[Path], entry: Entry) -> Arrays:
     samples, width = [], None
     for path in paths:
         frame = _read(path, partial(pd.read_csv, index_col=False), "a table of numbers")
@@ -268,12 +268,12 @@ def _hepmass(paths: list[Path], entry: Entry) -> Parts:
     return x[: len(x) - val], x[len(x) - val :], y
 
 
-def _miniboone(paths: list[Path], entry: Entry) -> Parts:
+def _miniboone(paths: list[Path], entry: Entry) -> Arrays:
     parts = _tenths(_numbers(paths[0], entry.raw_columns))
     return _standardised(parts, np.vstack(parts[:2]))
 
 
-def _bsds300(paths: list[Path], entry: Entry) -> Parts:
+def _bsds300(paths: list[Path], entry: Entry) -> Arrays:
     def read(path: Path) -> list[Array]:
         h5py = importlib.import_module("h5py")
         with h5py.File(path) as sets:
@@ -284,7 +284,7 @@ def _bsds300(paths: list[Path], entry: Entry) -> Parts:
 
 
 #: From the files and the manifest's entry of a table to its parts.
-READERS: dict[str, Callable[[list[Path], Entry], Parts]] = {
+READERS: dict[str, Callable[[list[Path], Entry], Arrays]] = {
     "power": _power,
     "gas": _gas,
     "hepmass": _hepmass,
@@ -293,7 +293,7 @@ READERS: dict[str, Callable[[list[Path], Entry], Parts]] = {
 }
 
 
-def _shipped(name: str) -> Parts:
+def _shipped(name: str) -> Arrays:
     r"""Returns the parts of a table of scikit-learn."""
     from sklearn import datasets
 
@@ -307,7 +307,7 @@ def _shipped(name: str) -> Parts:
     return _shuffled_parts(x + np.asarray(gaps) * (rng.random(x.shape) - 0.5), rng)
 
 
-def _shuffled_parts(x: Array, rng: np.random.Generator) -> Parts:
+def _shuffled_parts(x: Array, rng: np.random.Generator) -> Arrays:
     r"""Returns 80, 10 and 10 per cent of rows in random order, standardised by the first."""
     x = rng.permutation(x)
     first, second = round(0.8 * len(x)), round(0.9 * len(x))
@@ -315,7 +315,7 @@ def _shuffled_parts(x: Array, rng: np.random.Generator) -> Parts:
     return _standardised(parts, parts[0])
 
 
-def _colours(photograph: NDArray[np.uint8], rng: np.random.Generator) -> Parts:
+def _colours(photograph: NDArray[np.uint8], rng: np.random.Generator) -> Arrays:
     stripes = np.arange(0, photograph.shape[1] - STRIPE + 1, STRIPE)
     cuts = (0, round(0.8 * len(stripes)), round(0.9 * len(stripes)), len(stripes))
     stripes = rng.permutation(stripes)
