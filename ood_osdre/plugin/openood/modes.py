@@ -278,11 +278,15 @@ class FeaturesMode(Mode):
         o = self.options
         is_read = isinstance(o.reference, str | os.PathLike)
         statistics = o.statistics() or normalisation_of(view.transform)
-        if (is_read and view.transform is None) or (o.broaden and statistics is None):
+        if is_read and view.transform is None:
             raise UserError(
                 "postprocessor_args.reference: the ID loader does not show its transform, by "
-                "which files are read, or how it normalises, which 'broaden' needs; pass batches "
-                "of images, and 'mean' and 'std' or broaden=0."
+                "which files are read; pass batches of images."
+            )
+        if o.broaden and statistics is None:
+            raise UserError(
+                "postprocessor_args.broaden: the ID loader does not show how it normalises; give "
+                "'mean' and 'std', or set it to 0."
             )
         images = o.reference
         if is_read:

@@ -138,7 +138,7 @@ def _parts(ratio: nn.Module, scores: bool = False) -> tuple[nn.Module, nn.Linear
     if not is_ratio or not isinstance(head, nn.Linear) or not isinstance(backbone, nn.Module):
         raise UserError(
             f"network: {type(ratio).__name__} is no OS-DRE network with a log-ratio and a class "
-            "head; load one with OSDRENet.load(folder) that was trained with "
+            "head; load one with OSDRENet.load(folder) that was trained with labels and "
             "objective.class_weight, or use the mode 'checkpoint' or 'features'."
         )
     return backbone, head
