@@ -13,6 +13,7 @@ __all__ = [
     "NetworkConfig",
     "ObjectiveConfig",
     "PathConfig",
+    "Seed",
     "TimesConfig",
     "TrainingConfig",
 ]
@@ -25,6 +26,7 @@ from pydantic import Field
 from .options import Count, Natural, Options, Positive, Share, Weight
 
 KernelName: TypeAlias = Literal["matern32", "gaussian", "imq", "rq"]
+Seed: TypeAlias = Annotated[int, Field(ge=0, le=1_000_000_000)]
 
 # A width scales channels that are multiples of 64, and groups have 8 channels.
 WIDTH_STEP, RESNET_STAGES = 1 / 8, 4
@@ -240,7 +242,7 @@ class TrainingConfig(Options):
     compile: bool = False
     channels_last: bool = True
     checkpoint_every: Count = 500
-    seed: Annotated[int, Field(ge=0, le=1_000_000_000)] = 0
+    seed: Seed = 0
 
     @classmethod
     def short(cls, steps: int) -> "TrainingConfig":

@@ -463,3 +463,35 @@ def test_scores_refuse_options_and_damage(
     for damaged in (whole[: len(whole) // 2], bytes(flipped), b"", b"text", WHOLE):
         (tmp_path / "b.npz").write_bytes(damaged)
         assert "b.npz: no sample of a task" in told()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sigma": 0.05}, "sigma: got 0.05, expected a number greater than 0.05"),
+        ({"seed": 2**64}, "seed: got "),
+    ],
+)
+def test_options_that_no_fit_can_have(options: dict[str, Any], message: str) -> None:
+    x = np.random.default_rng(0).normal(size=(200, 2))
+    with pytest.raises(UserError, match=message):
+        fit_density(x, options={"steps": 2, **options})
+
+
+def test_rows_beyond_single_precision_have_no_density() -> None:
+    x = np.random.default_rng(0).normal(size=(200, 2))
+    density = fit_density(x, options={"steps": 2})
+    with pytest.raises(UserError, match="x: 2 of 3 rows are too far from the data"):
+        density.log_density(x[:3] * [[1e200], [1], [1e200]])
+
+
+def test_a_monitor_wants_a_score_of_every_input() -> None:
+    scores = np.random.default_rng(0).normal(size=300)
+    monitor = DriftMonitor(lambda x: x[: max(len(x) // 2, 150)], scores[:150])
+    with pytest.raises(UserError, match="stream: got 150 scores of 300 inputs"):
+        monitor.update(scores)
+
+
+def test_a_tracker_without_a_reference_takes_no_window() -> None:
+    with pytest.raises(UserError, match="window: got points, but the tracker has no 'reference'"):
+        KLTracker(2).update(np.zeros((300, 2)))

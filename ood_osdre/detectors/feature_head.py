@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from ..data.transforms import Standardise, check_statistics
 from ..models import MLP, CoefficientNetwork, OneStepRatio, RatioModel, RBFBasis, check_inputs
 from ..objectives import EndPointLoss, Objective, Shrinkage, Term
-from ..options import Count, Natural, Options, Positive, Weight
+from ..options import Count, Options, Positive, Weight
 from ..paths import UniformTimes
-from ..sections import TrainingConfig
+from ..sections import Seed, TrainingConfig
 from ..training.batches import Stream, VectorBatches, step_generator
 from ..training.fit import Fit, fit
 from .fitting import check_finished
@@ -58,7 +58,7 @@ class FeatureRatioOptions(Options):
     weight_decay: Weight = 0.05
     shrinkage: Weight = 0.003
     held_out: Annotated[float, Field(ge=0, le=0.5)] = 0.1
-    seed: Natural = 0
+    seed: Seed = 0
 
 
 def build_head(options: FeatureRatioOptions, features: int) -> OneStepRatio:

@@ -23,6 +23,7 @@ from ..evaluation.evaluate import score_images
 from ..models import RatioModel
 from ..training.build import build_ratio
 from ..training.checkpoint import MODEL, checkpoint_path, read_checkpoint, restore
+from ..training.distributed import find_device
 
 CHANNELS = 3
 
@@ -153,6 +154,6 @@ def load_scorer(folder: str | Path, device: torch.device | str = "cpu") -> Score
         device: Where to score.
 
     Raises:
-        UserError: If the folder holds no model, or it is damaged.
+        UserError: If the folder holds no model, it is damaged, or there is no such device.
     """
-    return Scorer.of(read_model(Path(folder), device))
+    return Scorer.of(read_model(Path(folder), find_device(device)))

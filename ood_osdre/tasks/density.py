@@ -31,6 +31,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Generator, Tensor
 
+from ..errors import UserError
 from ..training.batches import Stream, step_generator
 from .fit import DrawPairs, RatioFit, fit_ratio, log_density
 from .methods import (
@@ -103,12 +104,15 @@ class Density:
             The log-densities, with shape :math:`(N)`.
 
         Raises:
-            UserError: If the rows are no finite numbers, or of another dimension.
+            UserError: If the rows are no finite numbers, of another dimension, or too far from the
+                data for single precision.
         """
         mean = self.whitening.mean
         rows = torch.as_tensor(read_rows("x", x, len(mean))).to(mean)
         z = self.whitening(rows).to(self.fit.standardise.mean)
         value = log_density(self.fit, z) + self.whitening.log_volume - self.log_mass
+        if bad := int((~torch.isfinite(value)).sum()):
+            raise UserError(f"x: {bad} of {len(rows)} rows are too far from the data of the fit.")
         return value.cpu().numpy()
 
 

@@ -57,9 +57,9 @@ from ..objectives import (
     TimeScoreMatching,
     VariationalBound,
 )
-from ..options import Count, Natural, Options, Positive, Weight
+from ..options import Count, Options, Positive, Weight
 from ..paths import DDBINoise, GaussianPath, InverseVarianceWeight, Moments
-from ..sections import KernelName
+from ..sections import KernelName, Seed
 from ..training.distributed import find_device
 from .features import OrthonormalBasis, QuadraticFeatures, TimeConditionedFeatures
 
@@ -104,14 +104,14 @@ class FitOptions(Options):
     weight_decay: Weight = 0.0
     clip: Weight = 10.0
     ema: Annotated[float, Field(ge=0, lt=1)] = 0.99
-    seed: Natural = 0
+    seed: Seed = 0
     backbone: Literal["mlp", "quadratic", "block_quadratic"] = "mlp"
     features: Count = 128
     depth: Count = 3
     block: Count = 2
     kernel: KernelName = "rq"
     size: Count = 16
-    sigma: Positive = 0.5
+    sigma: Annotated[float, Field(gt=0.05)] = 0.5  # the floor of a basis
     learnable: bool = False
     schedule: Literal["linear", "trigonometric", "kumaraswamy_spherical"] = "trigonometric"
     eps: Positive = 1e-3

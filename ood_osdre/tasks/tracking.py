@@ -328,6 +328,11 @@ class DriftMonitor:
     def _scores(self, name: str, inputs: object, least: int) -> NDArray[np.float64]:
         refuse_mask(name, inputs)
         scores = read_rows(f"{name} scores", self._log_ratio(inputs), 1, least)[:, 0]
+        count = len(inputs) if hasattr(inputs, "__len__") else len(scores)
+        if len(scores) != count:
+            raise UserError(
+                f"{name}: got {len(scores)} scores of {count} inputs, expected as many."
+            )
         if (largest := np.abs(scores).max()) > LARGEST:
             raise UserError(f"{name} scores: got {largest:.3g}, expected log-ratios in nats.")
         return scores

@@ -40,7 +40,8 @@ from .jobs import Row, run_jobs
 Plot: TypeAlias = Callable[[Path, Sequence[Row], Sequence[Row]], None]
 
 # Seeds are multiplied and added to; those of every library still hold the result.
-LARGEST_SEED = 2**31 - 1
+# Fits count up from a seed, up to the largest of training.
+LARGEST_SEED = 500_000_000
 # What changes no number of a table.
 IRRELEVANT = {"jobs", "quiet"}
 
