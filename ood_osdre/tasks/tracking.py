@@ -12,11 +12,10 @@ the *divergence difference*: how much closer the stream is to the ID data than t
 is :math:`\mathrm{KL}(p_1 \| p_0)` at first and falls as the stream drifts away from the ID data,
 but is not the divergence of the stream from anything.
 
-**The alarm** rests on ranks. As long as stream and calibration scores are
-exchangeable, the rank of each new score among all scores so far, with ties broken at random, gives
-p-values that are independent and uniform (conformal prediction, online). A change makes them pile
-up somewhere. For every density :math:`f` on :math:`[0, 1]` chosen before the p-value is seen, the
-Shiryaev-Roberts statistic
+**The alarm** rests on ranks. As long as stream and calibration scores are exchangeable, the rank of
+each new score among all scores so far, with ties broken at random, gives p-values that are
+independent and uniform (conformal prediction, online). A change makes them pile up somewhere. For
+every density :math:`f` on :math:`[0, 1]` chosen before, the Shiryaev-Roberts statistic
 
 .. math:: R_n = (1 + R_{n - 1}) \, f(p_n) \, , \qquad R_0 = 0 \, ,
 
@@ -330,9 +329,7 @@ class DriftMonitor:
         scores = read_rows(f"{name} scores", self._log_ratio(inputs), 1, least)[:, 0]
         count = len(inputs) if hasattr(inputs, "__len__") else len(scores)
         if len(scores) != count:
-            raise UserError(
-                f"{name}: got {len(scores)} scores of {count} inputs, expected as many."
-            )
+            raise UserError(f"{name}: got {len(scores)} scores of {count} inputs.")
         if (largest := np.abs(scores).max()) > LARGEST:
             raise UserError(f"{name} scores: got {largest:.3g}, expected log-ratios in nats.")
         return scores
