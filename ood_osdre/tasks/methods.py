@@ -195,6 +195,10 @@ class Method:
     bound: Literal["mean", "nwj", "dv", "infonce"] = "mean"
 
 
+#: From a context to a backbone and the number of its features.
+BuildBackbone: TypeAlias = Callable[[Context], tuple[nn.Module, int]]
+
+
 def check_method(name: object, known: Iterable[str]) -> None:
     r"""Refuses a method that is not among those that can be used.
 
@@ -207,17 +211,22 @@ def check_method(name: object, known: Iterable[str]) -> None:
         raise UserError(f"method: got {name!r}{near}, expected one of {', '.join(known)}.")
 
 
-def one_step(context: Context) -> RatioModel:
-    r"""Builds a one-step ratio, on an orthonormal recombination of the basis."""
+def one_step(context: Context, build: BuildBackbone | None = None) -> RatioModel:
+    r"""Builds a one-step ratio, on an orthonormal recombination of the basis.
+
+    Arguments:
+        context: What it is built from.
+        build: Builds the backbone; None for the one of the options.
+    """
     o = context.options
-    backbone, features = _backbone(context)
+    backbone, features = (build or _backbone)(context)
     basis = OrthonormalBasis(RBFBasis(o.kernel, o.size, o.sigma, learnable=o.learnable))
     return OneStepRatio(CoefficientNetwork(backbone, features, o.size), basis)
 
 
-def direct(context: Context) -> RatioModel:
-    r"""Builds a network whose one output is the log-ratio."""
-    return DirectRatio(*_backbone(context))
+def direct(context: Context, build: BuildBackbone | None = None) -> RatioModel:
+    r"""Builds a network whose one output is the log-ratio; arguments as for :func:`one_step`."""
+    return DirectRatio(*(build or _backbone)(context))
 
 
 def _time_conditioned(context: Context) -> RatioModel:

@@ -29,8 +29,8 @@ from torch import Tensor, nn
 
 from ..errors import UserError, one_line
 from ..files import as_json, atomic_path, is_regular, sweep
+from .run import MODEL, STATE
 
-MODEL, STATE = "model", "state"
 FORMAT = "ood_osdre checkpoint 2"
 
 

@@ -4,9 +4,11 @@ Nothing here imports torch, so a folder that is taken is refused at once.
 """
 
 __all__ = [
+    "MODEL",
     "MODEL_FILE",
     "RECORD",
     "RESULTS",
+    "STATE",
     "STATE_FILE",
     "RunLog",
     "caught_signals",
@@ -32,7 +34,9 @@ from ..files import write_text_atomic
 
 LOCK, LOG = ".lock", "log.jsonl"
 # What says that a folder holds a run to go on with, a trained model, the results of a run.
-STATE_FILE, MODEL_FILE, RECORD = "state.safetensors", "model.safetensors", "run.json"
+# The names of the two checkpoints of a run.
+STATE, MODEL = "state", "model"
+STATE_FILE, MODEL_FILE, RECORD = f"{STATE}.safetensors", f"{MODEL}.safetensors", "run.json"
 RESULTS = (STATE_FILE, MODEL_FILE, RECORD, "metrics.csv", "scores.npz")
 
 log = logging.getLogger(__name__)

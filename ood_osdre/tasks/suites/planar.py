@@ -45,20 +45,15 @@ from torch import Generator, Tensor, nn
 from ...files import atomic_path
 from ...models import (
     MLP,
-    CoefficientNetwork,
-    DirectRatio,
-    OneStepRatio,
     RatioModel,
-    RBFBasis,
     TimeConditionedMLP,
     TimeConditionedRatio,
 )
 from ...objectives import Objective
 from ...training.batches import Stream, step_generator
-from ..features import OrthonormalBasis
 from ..fit import DrawPairs, FitOptions, RatioFit, fit_ratio, log_density
-from ..methods import METHODS, Context, Method, likelihood
-from ..partition import grid_mass, isotropic
+from ..methods import METHODS, Context, Method, direct, likelihood, one_step
+from ..partition import grid_mass, grid_points, isotropic
 from .jobs import Row
 from .reports import Suite, average, check_names, list_fits
 from .toy import PLANAR_SETS, PlanarSet, planar_set
@@ -125,20 +120,13 @@ class _FourierTimeNetwork(nn.Module):
         return self.network(self.fourier(x), t)
 
 
-def _backbone(context: Context) -> nn.Module:
+def _backbone(context: Context) -> tuple[nn.Module, int]:
     o = context.options
     fourier = FourierFeatures(context.dim)
-    return nn.Sequential(fourier, MLP(fourier.features, o.features, o.depth))
+    return nn.Sequential(fourier, MLP(fourier.features, o.features, o.depth)), o.features
 
 
-def _one_step(context: Context) -> RatioModel:
-    o = context.options
-    basis = OrthonormalBasis(RBFBasis(o.kernel, o.size, o.sigma, learnable=o.learnable))
-    return OneStepRatio(CoefficientNetwork(_backbone(context), o.features, o.size), basis)
-
-
-def _direct(context: Context) -> RatioModel:
-    return DirectRatio(_backbone(context), context.options.features)
+_one_step, _direct = partial(one_step, build=_backbone), partial(direct, build=_backbone)
 
 
 def _time_conditioned(context: Context) -> RatioModel:
@@ -252,9 +240,8 @@ def _judge(fit: RatioFit, x: Tensor, truth: Tensor) -> Row:
 
 
 def _view() -> Tensor:
-    axis = torch.linspace(-VIEW, VIEW, PIXELS)
-    x, y = torch.meshgrid(axis, axis, indexing="xy")
-    return torch.stack([x, y], dim=-1).reshape(-1, 2)
+    # Rows of an image are values of y.
+    return grid_points(VIEW, PIXELS).flip(1)
 
 
 def plot_planar(path: Path, rows: Sequence[Row], table: Sequence[Row] = ()) -> None:
