@@ -1,21 +1,24 @@
 r"""The configuration of a run: a YAML file, options of the command line, and defaults for the rest.
 
-A file holds values only, in the sections of :mod:`ood_osdre.sections`. `extends: NAME` starts from
-another configuration, one level deep. Overrides, `section.key=value` with YAML values, come last.
+A file holds values only, in the sections of :mod:`ood_osdre.sections`; the section `head` has
+sections of its own. `extends: NAME` starts from another configuration, one level deep. Overrides,
+`section.key=value` with YAML values, come last.
 A mistake is refused in one line that names the file or option, and the key.
 
 Nothing here imports torch: `--help` and a mistyped key do not wait for it.
 """
 
-__all__ = ["Config", "load_config"]
+__all__ = ["Config", "HeadConfig", "Trained", "load_config"]
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+
+from pydantic import Field
 
 from .errors import UserError
-from .options import Options, Text, shown
+from .options import Count, Options, Text, flat, merged, shown
 from .resources import find, parse_yaml, read_yaml
 from .sections import (
     BasisConfig,
@@ -42,62 +45,38 @@ EXTRAS = {
     "classifier": ("outlier_exposure",),
 }
 
+# The features of an MLP of width 1.
+MLP_FEATURES = 256
+
 # Values by dotted key, and the file or option that they come from.
 Layer: TypeAlias = tuple[str, dict[str, Any]]
 Override: TypeAlias = str | tuple[str, Any]
 
 
-class Config(Options):
-    r"""A whole run.
+class Trained(Options):
+    r"""What the networks of a run and the head on their features have in common: rules, factories.
 
-    Attributes:
-        id: The in-distribution data set.
-        benchmark: The manifest that lists the reference and OOD sets.
-        reference: The reference set; null for the manifest's own.
-        estimator: The one-step ratio, or a baseline: a direct ratio, a time-conditioned score, a
-            classifier.
-        title: The title of tables and plots.
-        note: Anything worth recording with the run.
-
-    The other attributes are sections, see :mod:`ood_osdre.sections`.
-
-    Example:
-        >>> config = Config.from_mapping({"training": {"steps": 100}})
-        >>> config.training.steps, config.network.kind
-        (100, 'resnet')
+    It has no options of its own. :mod:`ood_osdre.training.build` reads the sections that both have.
     """
 
-    id: Text = "cifar10"
-    benchmark: Text = "openood"
-    reference: Text | None = None
-    estimator: Literal["one_step", "direct", "time_conditioned", "classifier"] = "one_step"
-    title: Text | None = None
-    note: Text | None = None
-    network: NetworkConfig = NetworkConfig()
-    basis: BasisConfig = BasisConfig()
-    path: PathConfig = PathConfig()
-    times: TimesConfig = TimesConfig()
-    objective: ObjectiveConfig = ObjectiveConfig()
-    data: DataConfig = DataConfig()
-    training: TrainingConfig = TrainingConfig()
-    evaluation: EvaluationConfig = EvaluationConfig()
+    if TYPE_CHECKING:
 
-    @classmethod
-    def from_mapping(
-        cls, mapping: object, source: str = "config", overrides: Sequence[Override] = ()
-    ) -> "Config":
-        r"""Returns the configuration that a nested mapping describes, defaults filled in.
-
-        Arguments:
-            mapping: Sections of options, and top-level options.
-            source: The file or argument to name in messages.
-            overrides: As in :func:`load_config`.
-
-        Raises:
-            UserError: If a key is unknown, a value is not one of its option's, or options do not go
-                together.
-        """
-        return _merge([(source, _flat(mapping, source)), *map(_override, overrides)], source)
+        @property
+        def estimator(self) -> str: ...  # noqa: D102
+        @property
+        def network(self) -> NetworkConfig: ...  # noqa: D102
+        @property
+        def basis(self) -> BasisConfig: ...  # noqa: D102
+        @property
+        def path(self) -> PathConfig: ...  # noqa: D102
+        @property
+        def times(self) -> TimesConfig: ...  # noqa: D102
+        @property
+        def objective(self) -> ObjectiveConfig: ...  # noqa: D102
+        @property
+        def training(self) -> TrainingConfig: ...  # noqa: D102
+        @property
+        def evaluation(self) -> EvaluationConfig: ...  # noqa: D102
 
     def _conflicts(self) -> Iterator[str]:
         yield from self._term_conflicts()
@@ -155,12 +134,151 @@ class Config(Options):
             )
 
 
+class HeadConfig(Trained):
+    r"""A ratio of a frozen classifier's features (:mod:`ood_osdre.models.representation`).
+
+    Sections are those of a run, with defaults for whitened features.
+
+    Attributes:
+        layers: The layers to read, by their names in the classifier's network; none for the
+            features that it classifies by.
+        rank: The number of whitened principal components; null for all there are.
+        estimator: What the head is; a one-step ratio, or a baseline.
+        backbone: What stands between the features and the coefficients: a residual MLP, all
+            squares and products, or nothing, which makes the log-ratio affine in the features.
+        width: The width of the MLP.
+        depth: The number of its residual layers.
+        held_out: The share of both sets' features that is not trained on but watched.
+        select: The step that is kept: the last, the one with the least end-point loss on features
+            held out, or with their largest AUROC.
+    """
+
+    layers: Annotated[tuple[Text, ...], Field(strict=False)] = ()
+    rank: Count | None = None
+    estimator: Literal["one_step", "direct", "time_conditioned"] = "one_step"
+    backbone: Literal["mlp", "quadratic", "linear"] = "mlp"
+    width: Count = 128
+    depth: Count = 3
+    held_out: Annotated[float, Field(ge=0, le=0.5)] = 0.1
+    select: Literal["last", "held_out", "held_out_auroc"] = "last"
+    basis: BasisConfig = BasisConfig()
+    # The bridge has the scale of the data, which are whitened.
+    path: PathConfig = PathConfig(gamma2=0.5, eps=1e-3)
+    times: TimesConfig = TimesConfig()
+    objective: ObjectiveConfig = ObjectiveConfig(endpoint=0.0, time_score=1.0)
+    training: TrainingConfig = TrainingConfig.short(3000).replace(
+        batch_size=512, lr=2e-3, weight_decay=0.0, clip=10.0, ema=0.99, checkpoint_every=500
+    )
+
+    @property
+    def network(self) -> NetworkConfig:
+        r"""The network of vectors that the head is, if its backbone is the MLP."""
+        width, depths = self.width / MLP_FEATURES, (1,) * self.depth
+        return NetworkConfig(
+            kind="mlp", width=width, depths=depths, norm="group", classes_head=False
+        )
+
+    @property
+    def evaluation(self) -> EvaluationConfig:
+        r"""How a time-conditioned head integrates until a run says otherwise."""
+        return EvaluationConfig()
+
+    def _conflicts(self) -> Iterator[str]:
+        objective = self.objective
+        for term in ("class_weight", "outlier_exposure"):
+            if getattr(objective, term):
+                yield f"objective.{term}: is on, but a head has no classes."
+        if objective.conditional and objective.conditional_form.endswith("per_block"):
+            yield (
+                f"objective.conditional_form: got {objective.conditional_form}, features have no "
+                "cells."
+            )
+        if self.backbone != "mlp":
+            for key, on in (
+                ("estimator", self.estimator == "time_conditioned"),
+                ("objective.data_score", objective.data_score > 0),
+            ):
+                if on:
+                    yield f"{key}: expected with backbone mlp alone, got {self.backbone}."
+        if self.select != "last" and not self.held_out:
+            yield f"select: got {self.select}, expected last where held_out is 0."
+        yield from super()._conflicts()
+
+
+class Config(Trained):
+    r"""A whole run.
+
+    Attributes:
+        id: The in-distribution data set.
+        benchmark: The manifest that lists the reference and OOD sets.
+        reference: The reference set; null for the manifest's own.
+        estimator: The one-step ratio, or a baseline: a direct ratio, a time-conditioned score, a
+            classifier.
+        classifier: The classifier below `head`: null to train one first, by the other sections; or
+            a run folder, a file of weights (OpenOOD's ResNet18_32x32, or our network as its trainer
+            saves it), or `timm:NAME@FILE`.
+        title: The title of tables and plots.
+        note: Anything worth recording with the run.
+        head: The ratio of a classifier's features that scores, see :class:`HeadConfig`; null for
+            none, so that the network itself scores.
+
+    The other attributes are sections, see :mod:`ood_osdre.sections`.
+
+    Example:
+        >>> config = Config.from_mapping({"training": {"steps": 100}})
+        >>> config.training.steps, config.network.kind
+        (100, 'resnet')
+    """
+
+    id: Text = "cifar10"
+    benchmark: Text = "openood"
+    reference: Text | None = None
+    estimator: Literal["one_step", "direct", "time_conditioned", "classifier"] = "one_step"
+    classifier: Text | None = None
+    title: Text | None = None
+    note: Text | None = None
+    network: NetworkConfig = NetworkConfig()
+    basis: BasisConfig = BasisConfig()
+    path: PathConfig = PathConfig()
+    times: TimesConfig = TimesConfig()
+    objective: ObjectiveConfig = ObjectiveConfig()
+    data: DataConfig = DataConfig()
+    training: TrainingConfig = TrainingConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    # Last: a key that is mistaken is more often one of the above.
+    head: HeadConfig | None = None
+
+    @classmethod
+    def from_mapping(
+        cls, mapping: object, source: str = "config", overrides: Sequence[Override] = ()
+    ) -> "Config":
+        r"""Returns the configuration that a nested mapping describes, defaults filled in.
+
+        Arguments:
+            mapping: Sections of options, and top-level options.
+            source: The file or argument to name in messages.
+            overrides: As in :func:`load_config`.
+
+        Raises:
+            UserError: If a key is unknown, a value is not one of its option's, or options do not go
+                together.
+        """
+        return _merge([(source, _flat(mapping, source)), *map(_override, overrides)], source)
+
+    def _conflicts(self) -> Iterator[str]:
+        if self.head is not None and self.estimator != "classifier":
+            yield f"estimator: got {self.estimator}, expected classifier, which head is on."
+        if self.classifier is not None and self.head is None:
+            yield "classifier: is given, but there is no head on it."
+        yield from super()._conflicts()
+
+
 SECTIONS = {
     name: field.annotation
     for name, field in Config.model_fields.items()
     if isinstance(field.annotation, type) and issubclass(field.annotation, Options)
 }
-TEXTS = ("id", "benchmark", "reference", "title", "note")
+TEXTS = ("id", "benchmark", "reference", "classifier", "title", "note")
 
 
 def load_config(name: str | Path, overrides: Sequence[Override] = ()) -> Config:
@@ -200,24 +318,23 @@ def _flat(mapping: object, source: str) -> dict[str, Any]:
     r"""Returns the values of a nested mapping by dotted key; an empty section has none."""
     if not isinstance(mapping, Mapping | None):
         raise UserError(f"{source}: got {shown(mapping)}, expected a mapping of sections.")
-    values: dict[str, Any] = {}
-    for key, value in (mapping or {}).items():
-        if key in SECTIONS and isinstance(value, Mapping):
-            values |= {f"{key}.{name}": item for name, item in value.items()}
-        elif key not in SECTIONS or value is not None:
-            values[str(key)] = value
-    return values
+    values = flat(mapping or {})
+    return {k: v for k, v in values.items() if v is not None or not _is_section(k)}
+
+
+def _is_section(key: str) -> bool:
+    return key.removeprefix("head.") in SECTIONS
 
 
 def _override(override: Override) -> Layer:
     if isinstance(override, str):
         key, equals, value = override.partition("=")
         key = key.strip()
-        if not equals or key in SECTIONS:
+        if not equals or _is_section(key):
             raise UserError(f"option {override!r}: expected SECTION.KEY=VALUE.")
         read = parse_yaml(value, f"option {key}")
         # A title may well be a number: where text is expected, text it stays.
-        return "option", {key: value if key in TEXTS and read is not None else read}
+        return "option", flat({key: value if key in TEXTS and read is not None else read})
     key, value = override
     # A name or path may hold `#`, or be `null`.
     is_yaml = isinstance(value, str) and key not in TEXTS
@@ -226,16 +343,5 @@ def _override(override: Override) -> Layer:
 
 def _merge(layers: Sequence[Layer], source: str) -> Config:
     r"""Returns the configuration of several layers, of which the last wins."""
-    values: dict[str, Any] = {}
-    sources: dict[str, str] = {}
-    for origin, layer in layers:
-        for key, value in layer.items():
-            section, _, name = key.partition(".")
-            inner = values.setdefault(section, {}) if name else values
-            if isinstance(inner, dict):
-                inner[name or key] = value
-            else:  # an option that is no section is given as one: an unknown key
-                values[key] = value
-            sources.pop(key, None)
-            sources[key] = origin
+    values, sources = merged(layers)
     return Config.of(values, source, sources)

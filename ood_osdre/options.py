@@ -17,6 +17,8 @@ __all__ = [
     "Text",
     "Weight",
     "explain",
+    "flat",
+    "merged",
     "shown",
 ]
 
@@ -91,11 +93,66 @@ class Options(BaseModel):
         r"""Yields which rules between options are broken, as `"key: got this, expected that."`."""
         yield from ()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _complete(cls, values: Any) -> Any:  # noqa: ANN401
+        r"""Gives a section of which some options are written the rest of this class's default."""
+        for name, field in cls.model_fields.items() if isinstance(values, Mapping) else ():
+            if isinstance(field.default, Options) and isinstance(values.get(name), Mapping):
+                values = {**values, name: {**dict(field.default), **values[name]}}
+        return values
+
     @model_validator(mode="after")
     def _check_conflicts(self) -> Self:
         for conflict in self._conflicts():
             raise ValueError(conflict)
         return self
+
+
+def flat(values: Mapping[Any, Any], depth: int = 3) -> dict[str, Any]:
+    r"""Returns a mapping of mappings as one, by dotted key.
+
+    Arguments:
+        values: The mapping.
+        depth: The number of levels that have keys of their own: YAML's references may nest endlessly.
+
+    Example:
+        >>> flat({"head": {"path": {"eps": 0.1}}, "data": {}})
+        {'head.path.eps': 0.1, 'data': {}}
+    """
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value and depth > 1:
+            found |= {f"{key}.{name}": item for name, item in flat(value, depth - 1).items()}
+        else:
+            found[str(key)] = value
+    return found
+
+
+def merged(
+    layers: Iterable[tuple[str, Mapping[str, Any]]],
+) -> tuple[dict[str, Any], dict[str, str]]:
+    r"""Returns the nested values of several layers, of which the last wins, and their sources.
+
+    Arguments:
+        layers: The source of each layer, and its values by dotted key.
+    """
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for origin, layer in layers:
+        for key, value in layer.items():
+            *sections, name = key.split(".")
+            inner: Any = values
+            for section in sections:
+                if isinstance(inner, dict):
+                    inner[section] = inner = {} if inner.get(section) is None else inner[section]
+            if not isinstance(inner, dict):  # what is no section is given one: an unknown key
+                values[key] = value
+            elif value != {} or not inner.get(name):  # an empty section changes nothing
+                inner[name] = value
+            sources.pop(key, None)
+            sources[key] = origin
+    return values, sources
 
 
 def explain(
@@ -196,7 +253,7 @@ def _all_keys(options: type[BaseModel]) -> list[str]:
     keys = []
     for name, field in options.model_fields.items():
         sections = _classes(field.annotation)
-        keys += [f"{name}.{key}" for s in sections for key in s.model_fields] or [name]
+        keys += [f"{name}.{key}" for s in sections for key in _all_keys(s)] or [name]
     return keys
 
 

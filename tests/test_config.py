@@ -10,19 +10,19 @@ import pytest
 import yaml
 from pydantic import Field, ValidationError
 
-from ood_osdre.config import EXTRAS, SECTIONS, TERMS, TEXTS, Config, load_config
+from ood_osdre.config import EXTRAS, SECTIONS, TERMS, TEXTS, Config, HeadConfig, load_config
 from ood_osdre.errors import UserError
 from ood_osdre.models import KERNELS
 from ood_osdre.options import Options
 from ood_osdre.resources import find, names, parse_yaml
-from ood_osdre.sections import BasisConfig, KernelName, ObjectiveConfig
+from ood_osdre.sections import BasisConfig, KernelName, ObjectiveConfig, PathConfig
 
 SHIPPED = [
     "cifar10", "cifar100", "cifar100_cpu", "cifar100_paper", "cifar10_cpu", "cifar10_joint",
     "cifar10_paper", "digits",
 ]  # fmt: skip
 KEYS = [f"{section}.{name}" for section, cls in SECTIONS.items() for name in cls.model_fields]
-KEYS += [name for name in Config.model_fields if name not in SECTIONS]
+KEYS += [name for name in Config.model_fields if name not in (*SECTIONS, "head")]
 
 
 def write(path: Path, text: str) -> Path:
@@ -82,7 +82,7 @@ def test_the_shipped_defaults_have_the_objective_of_the_records(name: str) -> No
 
 
 def test_every_key_is_documented() -> None:
-    for cls in (Config, *SECTIONS.values()):
+    for cls in (Config, HeadConfig, *SECTIONS.values()):
         documented = re.findall(r"^        (\w+): ", cls.__doc__ or "", re.MULTILINE)
         assert documented == [name for name in cls.model_fields if name not in SECTIONS]
 
@@ -153,6 +153,27 @@ def test_overrides_of_every_type() -> None:
     assert config.data.train_limit is None
     assert config.path.t_min == 1e-3
     assert (config.title, config.note, config.reference) == ("2026", "a = b: c", None)
+
+
+HEAD = ["estimator=classifier", "objective.endpoint=0"]
+
+
+def test_a_head_has_sections_and_defaults_of_its_own(tmp_path: Path) -> None:
+    base = write(tmp_path / "base.yml", "head: {rank: 8, path: {eps: 0.01}}\nextends: digits\n")
+    base.write_text(base.read_text() + "estimator: classifier\nobjective: {endpoint: 0}")
+    config = load_config(base, ["head.objective.conditional=1", "head.layers=[a, b]"])
+    head = config.head
+    assert head is not None
+    # One option of a section leaves the others at the head's own defaults.
+    assert (head.rank, head.path.eps, head.path.gamma2, head.layers) == (8, 0.01, 0.5, ("a", "b"))
+    assert (head.objective.endpoint, head.objective.conditional) == (0, 1)
+    assert config.path.gamma2 == PathConfig().gamma2 != 0.5
+    assert Config.from_mapping(yaml.safe_load(yaml.safe_dump(config.to_dict()))) == config
+
+    assert load_config("digits", [*HEAD, "head={}"]).head == HeadConfig()
+    assert load_config(base, ["head={}"]).head == load_config(base).head
+    assert load_config(base, ["head=null"]).head is None
+    assert load_config(base, ["head=null", "head.rank=3"]).head == HeadConfig(rank=3)
 
 
 # Identity
@@ -299,6 +320,28 @@ OVERRIDES = [
     ("basis.floor=2", "basis.sigma: got", "basis.floor (2)"),
     ("network.classes_head=false", "objective.class_weight: is on", "network.classes_head"),
     ("objective.endpoint=0", "objective: no term trains", "endpoint"),
+    # The head
+    ("head={}", "estimator: got one_step", "expected classifier"),
+    ("classifier=runs/x", "classifier: is given", "no head"),
+    ("head=5", "head: got 5", "a mapping of layers, rank"),
+    ("head.path=1", "'head.path=1'", "SECTION.KEY=VALUE"),
+    ("head.path.gama2=1", "'head.path.gama2'", "'head.path.gamma2'"),
+    ("head.path.eps=0", "head.path.eps: got 0", "a number greater than 0"),
+    ("head.basis.sigma=0.01", "head.basis.sigma: got 0.01", "basis.floor"),
+    ("head.select=held_out head.held_out=0", "head.select: got held_out", "last"),
+    ("head.objective.time_score=0", "head.objective: no term trains", "conditional"),
+    ("head.objective.class_weight=1", "head.objective.class_weight: is on", "no classes"),
+    ("head.estimator=direct", "head.objective: no term trains", "direct"),
+    (
+        "head.estimator=time_conditioned head.backbone=linear",
+        "head.estimator: expected with backbone mlp",
+        "got linear",
+    ),
+    (
+        "head.objective.conditional=1 head.objective.conditional_form=per_block",
+        "head.objective.conditional_form: got per_block",
+        "no cells",
+    ),
 ]
 
 
@@ -306,8 +349,11 @@ OVERRIDES = [
 def test_a_bad_option_is_refused_with_its_key(
     override: str | tuple[str, Any], found: str, expected: str
 ) -> None:
-    message = refusal("digits", [override])
-    assert message.startswith("option")
+    several = isinstance(override, str) and override.startswith("head.")
+    given = [*HEAD, *override.split()] if several else [override]  # type: ignore[union-attr]
+    message = refusal("digits", given)
+    # Of a rule that the base breaks, the file is named.
+    assert message.startswith(("option", str(find("configs", "digits"))))
     assert found in message
     assert expected in message
 
