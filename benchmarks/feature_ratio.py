@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from outputs import require_writable
 from torch import Tensor
 
-from ood_osdre.config import Config, load_config
+from ood_osdre.config import Config, HeadConfig, load_config
 from ood_osdre.data import BenchmarkData, ImageSet, load_benchmark, load_manifest
 from ood_osdre.data.transforms import Preprocess
-from ood_osdre.detectors.feature_ratio import FeatureRatio, FeatureRatioOptions
+from ood_osdre.detectors.feature_ratio import FeatureRatio
 from ood_osdre.errors import UserError, count, exit_status
 from ood_osdre.evaluation.metrics import OODMetrics, ood_metrics
 from ood_osdre.evaluation.records import RunRecord
@@ -84,7 +84,7 @@ def fit_heads(
     broad = collect_features(net, broadened(inputs(reference, preprocess), preprocess))
     seconds = {"features": time.perf_counter() - started}
     heads = {}
-    linear, mlp = FeatureRatioOptions(backbone="linear"), FeatureRatioOptions()
+    linear, mlp = HeadConfig(backbone="linear"), HeadConfig()
     for name, options, features in (
         ("ratio_linear", linear, plain),
         ("ratio_mlp", mlp, plain),
@@ -174,7 +174,7 @@ def run(args: argparse.Namespace) -> int:
         benchmark=manifest.name,
         device=device_name(torch.device("cpu")),
         data={"reference": data.reference_name, "checksums": data.checksums},
-        selection="heads by held-out end-point loss; no OOD set is seen",
+        selection="last step of every head; no OOD set is seen",
         train_seconds=train_seconds,
         results=results,
     ).write(args.out / "run.json")

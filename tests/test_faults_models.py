@@ -11,7 +11,7 @@ from openood_host import MEAN, STD, HostLoaders, HostNet, write_run
 from PIL import Image
 from torch import Tensor, nn
 
-from ood_osdre.detectors.feature_ratio import FeatureRatioOptions
+from ood_osdre.config import HeadConfig
 from ood_osdre.detectors.one_step import OneStepDetector
 from ood_osdre.detectors.scorer import load_scorer
 from ood_osdre.errors import UserError
@@ -21,7 +21,7 @@ from ood_osdre.plugin.openood.loaders import ReferenceImages
 
 VECTORS = {"network": {"kind": "mlp", "width": 0.125, "depths": [1]}}
 FAST = {"training__steps": 2, "training__batch_size": 8, "training__warmup": 1}
-HEAD = FeatureRatioOptions(steps=5, width=8, depth=1, batch_size=16)
+HEAD = HeadConfig.of({"width": 8, "depth": 1, "training": {"steps": 5, "batch_size": 16}}, "head")
 
 
 @pytest.fixture(autouse=True)
@@ -133,7 +133,7 @@ def test_openood_scores_in_evaluation_mode(mode: str, run: Path) -> None:
 def test_heads_in_openood_score_no_other_network(tmp_path: Path) -> None:
     net, loaders = HostNet().eval(), HostLoaders(count=8)
     made = OSDREPostprocessor(
-        mode="features", reference=loaders.reference, broaden=0, head={"steps": 3}
+        mode="features", reference=loaders.reference, broaden=0, head={"training": {"steps": 3}}
     )
     made.setup(net, loaders.id, {})
     with refused("HostNet: not the network"):

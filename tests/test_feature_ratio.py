@@ -12,13 +12,20 @@ from openood_host import HostNet
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ood_osdre.detectors.feature_ratio import FeatureRatio, FeatureRatioOptions
+from ood_osdre.config import HeadConfig
+from ood_osdre.detectors.feature_ratio import FeatureRatio
 from ood_osdre.errors import UserError
 from ood_osdre.models.frozen import extract_features
 from ood_osdre.training import checkpoint as checkpoints
 
-QUICK = FeatureRatioOptions(steps=60, width=16, depth=1, batch_size=64, lr=5e-3)
-HEAD = FeatureRatioOptions(steps=5, width=8, depth=1, batch_size=16)
+
+def options(steps: int, batch_size: int, lr: float = 5e-3, **others: object) -> HeadConfig:
+    training = {"steps": steps, "batch_size": batch_size, "lr": lr, "warmup": 5, "eval_every": 5}
+    return HeadConfig.of({"width": 16, "depth": 1, "training": training, **others}, "head")
+
+
+QUICK = options(60, 64, objective={"time_score": 0.0, "endpoint": 1.0})
+HEAD = options(5, 16)
 
 
 def gaussians(n: int, m: int, shift: float = 0.5) -> tuple[Tensor, Tensor]:
@@ -42,19 +49,31 @@ def head_on(net: nn.Module) -> FeatureRatio:
     return FeatureRatio(HEAD).fit(net, images(60, 0, 1.0), images(60, 1))
 
 
-@pytest.mark.parametrize("backbone", ["linear", "mlp"])
-def test_log_ratio_is_that_of_the_feature_densities(backbone: str) -> None:
-    options = FeatureRatioOptions(
-        backbone=backbone,
-        steps=400,
-        width=32,
-        depth=1,
-        lr=5e-3,
-        shrinkage=0.0,
-        weight_decay=0.0,
+# Whatever trains it, a head's log-ratio is that of the densities; here affine in the features.
+TERMS = {
+    "conditional": {"time_score": 0.0, "conditional": 1.0},
+    "time_score": {},
+    "path_difference": {"time_score": 0.0, "path_difference": 1.0},
+    "logistic": {"time_score": 0.0, "endpoint": 1.0, "endpoint_clean": True},
+}
+
+
+@pytest.mark.parametrize(
+    ("backbone", "term"),
+    [
+        ("linear", "conditional"),
+        ("quadratic", "time_score"),
+        ("mlp", "time_score"),
+        ("linear", "path_difference"),
+        ("mlp", "logistic"),
+    ],
+)
+def test_log_ratio_is_that_of_the_feature_densities(backbone: str, term: str) -> None:
+    head = options(
+        400, 512, 1e-2, held_out=0.0, backbone=backbone, width=32, objective=TERMS[term]
     )
     # Sets of different sizes: priors do not enter a ratio.
-    ratio = FeatureRatio(options).fit_features(*gaussians(20_000, 5_000))
+    ratio = FeatureRatio(head).fit_features(*gaussians(20_000, 5_000))
     x = torch.cat(gaussians(1000, 1000))
     error = ratio.log_ratio_of_features(x) - log_ratio(x)
 
@@ -89,13 +108,11 @@ def test_held_out_features_select_the_step() -> None:
     r"""Sixty random vectors a side can be told apart only by heart."""
     x_1, x_0 = torch.randn(2, 60, 32)
 
-    def fit(held_out: float) -> FeatureRatio:
-        options = FeatureRatioOptions(
-            steps=100, width=64, lr=1e-2, shrinkage=0.0, weight_decay=0.0, held_out=held_out
-        )
-        return FeatureRatio(options).fit_features(x_1, x_0)
+    def fit(select: str) -> FeatureRatio:
+        head = options(100, 256, 1e-2, width=64, select=select, objective=TERMS["logistic"])
+        return FeatureRatio(head).fit_features(x_1, x_0)
 
-    selected, by_heart = fit(0.1), fit(0.0)
+    selected, by_heart = fit("held_out"), fit("last")
     fresh = torch.randn(1000, 32)
 
     size = [f.log_ratio_of_features(fresh).abs().mean() for f in (selected, by_heart)]
@@ -103,16 +120,18 @@ def test_held_out_features_select_the_step() -> None:
 
 
 @pytest.mark.parametrize("silent", [2, 30])
-def test_a_silent_feature_that_wakes_up_is_not_blown_up(silent: int) -> None:
-    x_1, x_0 = (F.pad(x, (0, silent)) for x in gaussians(300, 300))
-    ratio = FeatureRatio(HEAD).fit_features(x_1, x_0)
-    x = x_1[:5].clone()
-    x[:, -1] = 0.5
-
-    assert ratio.standardise is not None
-    assert ratio.standardise(x).abs().max() < 10
-    everything_silent = FeatureRatio(HEAD).fit_features(torch.zeros(50, 3), torch.zeros(50, 3))
-    assert torch.isfinite(everything_silent.log_ratio_of_features(torch.ones(2, 3))).all()
+def test_silent_and_repeated_features_are_no_components(silent: int) -> None:
+    plain = gaussians(300, 300)
+    ratio = FeatureRatio(HEAD).fit_features(*plain)
+    padded = [torch.cat([F.pad(x, (0, silent)), x[:, :3]], dim=1) for x in plain]
+    wider = FeatureRatio(HEAD).fit_features(*padded)
+    assert wider.trained is not None
+    assert wider.trained.whitening.matrix.shape == (11 + silent, 8)
+    x = padded[0][:5].clone()
+    before = wider.log_ratio_of_features(x)
+    x[:, 8 : 8 + silent] = 0.5  # one that wakes up says nothing
+    assert torch.allclose(wider.log_ratio_of_features(x), before, atol=1e-4)
+    assert torch.isfinite(ratio.log_ratio_of_features(plain[0])).all()
 
 
 def test_parts_in_training_mode_neither_score_nor_change() -> None:
@@ -130,11 +149,11 @@ def test_parts_in_training_mode_neither_score_nor_change() -> None:
 
 def test_saved_ratios_load_to_the_same_scores(tmp_path: Path) -> None:
     x_1, x_0 = gaussians(300, 300)
-    ratio = FeatureRatio(HEAD, layer="conv").fit_features(x_1, x_0)
+    ratio = FeatureRatio(HEAD.replace(layers=["conv"])).fit_features(x_1, x_0)
     ratio.save(tmp_path)
     loaded = FeatureRatio.load(tmp_path)
 
-    assert (loaded.options, loaded.layer, loaded.features) == (HEAD, "conv", 8)
+    assert (loaded.options, loaded.features) == (ratio.options, 8)
     assert torch.equal(loaded.log_ratio_of_features(x_0), ratio.log_ratio_of_features(x_0))
     assert [p.name for p in tmp_path.iterdir()] == ["feature_ratio.safetensors"]
 
@@ -177,7 +196,7 @@ X_1, X_0 = torch.zeros(4, 3), torch.ones(4, 3)
         (X_1 * torch.nan, X_0, "ID features: 4 of 4 inputs hold NaN or infinity"),
         (X_1, X_0 / 0, "reference features: 4 of 4 inputs hold NaN or infinity"),
         (X_1, X_0.double() * 1e300, "reference features: 4 of 4 inputs hold NaN"),
-        (1e30 * torch.randn(4, 3), X_0, "features: std: 3 of 3 are not positive and finite"),
+        (X_1, X_1, r"head\.rank: got null, but the 3 features of 8 images vary in 0 directions"),
     ],
 )
 def test_features_that_no_head_can_learn_from_are_refused(
@@ -211,11 +230,14 @@ def test_scoring_needs_a_fit_a_network_and_finite_features(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("tensors", "metadata", "message"),
     [
-        ({"mean": torch.tensor([0.0, torch.nan, 0.0, 0.0])}, {}, "mean: 1 of 4 are not finite"),
-        ({"std": torch.zeros(4)}, {}, "std: 4 of 4 are not positive"),
-        ({"mean": torch.zeros(2)}, {}, r"mean: got shape \(2,\), expected 4 numbers"),
+        ({"whitening.mean": torch.full((4,), torch.nan)}, {}, r"whitening\.mean holds NaN"),
+        (
+            {"whitening.mean": torch.zeros(2)},
+            {},
+            r"of another architecture: whitening\.mean \(2,\)",
+        ),
         ({}, {"options": {"width": "8"}}, "width: got '8'"),
-        ({}, {"features": "4"}, "not a ratio of features"),
+        ({"whitening.matrix": torch.zeros(4)}, {}, "not a ratio of features"),
     ],
 )
 def test_files_of_heads_are_checked_when_read(

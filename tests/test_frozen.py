@@ -15,7 +15,8 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from ood_osdre.errors import UserError
-from ood_osdre.models.frozen import NetworkDigest, collect_features, evaluating, extract_features
+from ood_osdre.models.frozen import collect_features, evaluating, extract_features
+from ood_osdre.models.representation import NetworkDigest
 
 
 def features_of(net: HostNet, x: Tensor) -> Tensor:
@@ -55,13 +56,16 @@ def test_features_by_layer_equal_those_by_return_feature(images: Tensor) -> None
     net = HostNet().eval()
     sequence = nn.Sequential(net.conv, net.norm, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     named = nn.Sequential(sequence, net.fc).eval()
-    h = extract_features(named, images, layer="0")
+    h = extract_features(named, images, ["0"])
 
     assert torch.allclose(h.features, features_of(net, images))
     assert torch.allclose(h.logits, net(images))
     # A feature map is averaged over its cells, tokens (B, N, F) over N, and no hook stays behind.
-    assert torch.allclose(extract_features(named, images, layer="0.2").features, h.features)
-    tokens = extract_features(nn.Sequential(nn.Flatten(1, 2)), images, "0").features
+    assert torch.allclose(extract_features(named, images, ["0.2"]).features, h.features)
+    # Several layers stand side by side, in the order of their names.
+    both = extract_features(named, images, ["0", "0.2"])
+    assert torch.allclose(both.features, torch.cat([h.features, h.features], dim=1))
+    tokens = extract_features(nn.Sequential(nn.Flatten(1, 2)), images, ["0"]).features
     assert torch.allclose(tokens, images.flatten(1, 2).mean(dim=1))
     assert not any(m._forward_hooks for m in named.modules())
 
@@ -148,7 +152,7 @@ def test_networks_that_give_no_features_are_refused_in_one_line(
     if isinstance(x, Tensor) and x.is_floating_point():
         x = x.double()
     with pytest.raises(UserError, match=f"^{message}") as caught:
-        extract_features(net.double(), x, layer)
+        extract_features(net.double(), x, [] if layer is None else [layer])
     assert "\n" not in str(caught.value)
 
 
@@ -194,6 +198,6 @@ def test_a_compiled_network_is_recognised() -> None:
 def test_a_network_that_matched_is_not_hashed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     net = Net()
     digest = NetworkDigest.of(net)
-    module = import_module("ood_osdre.models.frozen")
+    module = import_module("ood_osdre.models.representation")
     monkeypatch.setattr(module, "_hash", lambda net: pytest.fail("hashed"))
     assert digest.matches(net)

@@ -10,7 +10,7 @@ from openood_host import HostLoaders, HostNet, pictures, write_run
 from torch import Tensor, nn
 
 from ood_osdre import OneStepDetector, load_scorer
-from ood_osdre.detectors.feature_ratio import FeatureRatioOptions
+from ood_osdre.config import HeadConfig
 from ood_osdre.detectors.scorer import read_model
 from ood_osdre.export import DeployedScorer
 from ood_osdre.models.ratio import OneStepRatio
@@ -20,7 +20,7 @@ from ood_osdre.plugin.openood import OSDRENet, OSDREPostprocessor
 RAW = pictures(12, 0)
 IMAGES = torch.as_tensor(RAW)
 PIXELS = IMAGES.permute(0, 3, 1, 2) / 255
-HEAD = {"steps": 5, "width": 8, "depth": 1, "batch_size": 16}
+HEAD = {"width": 8, "depth": 1, "training": {"steps": 5, "batch_size": 16}}
 needs_pytorch_ood = pytest.mark.skipif(pytorch_ood.REASON is not None, reason="no pytorch-ood")
 
 
@@ -99,7 +99,7 @@ def test_heads_on_features_are_folded(tmp_path: Path, forbid: Callable[[], None]
     head.save(tmp_path)
     x = torch.cat([batch["data"] for batch in loaders.id["test"]])
     with torch.no_grad():
-        whole = head.trained.log_ratio(head.standardise(net(x, return_feature=True)[1]))
+        whole = head.trained.log_ratio(net(x, return_feature=True)[1])
     forbid()
     saved = OSDREPostprocessor(mode="features", checkpoint=str(tmp_path))
     for made in (postprocessor, saved):
@@ -108,11 +108,11 @@ def test_heads_on_features_are_folded(tmp_path: Path, forbid: Callable[[], None]
 
 @needs_pytorch_ood
 def test_heads_in_pytorch_ood_are_folded(forbid: Callable[[], None]) -> None:
-    detector = pytorch_ood.FeatureRatioDetector(nn.Identity(), FeatureRatioOptions(**HEAD))
+    detector = pytorch_ood.FeatureRatioDetector(nn.Identity(), HeadConfig.of(HEAD, "head"))
     x = torch.randn(120, 3)
     detector.fit([(x, torch.arange(120) % 2 - 1)])
     with torch.no_grad():
-        whole = detector.head.trained.log_ratio(detector.head.standardise(x))
+        whole = detector.head.trained.log_ratio(x)
     forbid()
     assert torch.allclose(-detector.predict(x), whole, atol=1e-5)
 

@@ -28,9 +28,9 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from ood_osdre.config import Config
+from ood_osdre.config import Config, HeadConfig
 from ood_osdre.data.transforms import Preprocess
-from ood_osdre.detectors.feature_ratio import FeatureRatio, FeatureRatioOptions
+from ood_osdre.detectors.feature_ratio import FeatureRatio
 from ood_osdre.detectors.scorer import load_scorer
 from ood_osdre.errors import UserError
 from ood_osdre.evaluation.metrics import ood_metrics
@@ -52,7 +52,7 @@ from ood_osdre.resources import folders
 from ood_osdre.training.batches import broadened
 
 CONFIGS = folders("configs")[0] / "openood"
-HEAD = {"steps": 30, "width": 16, "depth": 1, "batch_size": 32}
+HEAD = {"training": {"steps": 30, "batch_size": 32}, "width": 16, "depth": 1}
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +72,7 @@ def loaders() -> HostLoaders:
 
 
 def features_mode(loaders: HostLoaders, **options: Foreign) -> OSDREPostprocessor:
-    head = {**HEAD, **options}
+    head = {**HEAD, "training": {**HEAD["training"], **options}}
     return OSDREPostprocessor(mode="features", reference=loaders.reference, broaden=0, head=head)
 
 
@@ -137,7 +137,7 @@ def test_features_mode_is_the_feature_ratio(loaders: HostLoaders, tmp_path: Path
     net, x = HostNet(), images(loaders.id["test"])
     postprocessor = features_mode(loaders)
     postprocessor.setup(net, loaders.id, loaders.ood)
-    ratio = FeatureRatio(FeatureRatioOptions(**HEAD))
+    ratio = FeatureRatio(HeadConfig.of(HEAD, "head"))
     ratio.fit(net, images(loaders.id["train"]), images(loaders.reference)).save(tmp_path)
     net.passes = 0
     pred, conf = postprocessor.postprocess(net, x)
@@ -176,7 +176,7 @@ def test_features_mode_broadens_the_reference(loaders: HostLoaders) -> None:
     options = {"mode": "features", "reference": batches, "head": HEAD, "broaden": 0.5}
     postprocessor = OSDREPostprocessor(**options)
     postprocessor.setup(net, loaders.id, loaders.ood)
-    ratio = FeatureRatio(FeatureRatioOptions(**HEAD))
+    ratio = FeatureRatio(HeadConfig.of(HEAD, "head"))
     ratio.fit(net, images(loaders.id["train"]), broadened(batches, Preprocess(MEAN, STD), 0.5))
     assert torch.allclose(postprocessor.postprocess(net, x)[1], ratio.log_ratio(x), atol=1e-5)
 
@@ -267,10 +267,10 @@ def test_larger_is_more_id(loaders: HostLoaders) -> None:
     assert ood_metrics(*conf).auroc > 0.95
 
 
-SWEEP = {"steps": [5, 40, 80], "lr": [1e-4, 5e-3]}
+SWEEP = {"training": {"steps": [5, 40, 80], "lr": [1e-4, 5e-3]}}
 
 
-def searching(loaders: HostLoaders, sweep: dict[str, list[float]]) -> OSDREPostprocessor:
+def searching(loaders: HostLoaders, sweep: Foreign) -> OSDREPostprocessor:
     section = {
         "name": "osdre_features",
         "APS_mode": True,
@@ -284,16 +284,16 @@ def test_search_sets_by_position_in_the_order_of_the_sweep(loaders: HostLoaders)
     r"""#216: setup comes before the first set_hyperparam."""
     postprocessor = searching(loaders, SWEEP)
     assert (postprocessor.APS_mode, postprocessor.hyperparam_search_done) == (True, False)
-    assert list(postprocessor.args_dict) == ["steps", "lr"]
+    assert list(postprocessor.args_dict) == ["training.steps", "training.lr"]
     evaluator = HostEvaluator(HostNet(), postprocessor, loaders)
 
     assert [c for _, c in evaluator.tried] == [
-        [s, lr] for lr in SWEEP["lr"] for s in SWEEP["steps"]
+        [s, lr] for lr in SWEEP["training"]["lr"] for s in SWEEP["training"]["steps"]
     ]
     assert postprocessor.hyperparam_search_done
     chosen = postprocessor.get_hyperparam()
     assert chosen == max(evaluator.tried, key=lambda t: t[0])[1]
-    assert postprocessor.mode.ratio.options.lr == chosen[1]
+    assert postprocessor.mode.ratio.options.training.lr == chosen[1]
     with pytest.raises(ValueError, match="shorter"):
         postprocessor.set_hyperparam([1])
 
@@ -301,7 +301,7 @@ def test_search_sets_by_position_in_the_order_of_the_sweep(loaders: HostLoaders)
 def test_sweeps_are_not_inert(loaders: HostLoaders) -> None:
     r"""#298: a value set after setup changes the scores, to those of a fresh fit with it."""
     net, x = HostNet(), images(loaders.id["test"])
-    postprocessor = searching(loaders, {"lr": [1e-3, 5e-3]})
+    postprocessor = searching(loaders, {"training.lr": [1e-3, 5e-3]})
     postprocessor.setup(net, loaders.id, loaders.ood)
     before = postprocessor.postprocess(net, x)[1]
     postprocessor.set_hyperparam([5e-3])
@@ -339,12 +339,11 @@ FEATURES = {"mode": "features", "reference": "x"}
         ({}, {"mode": "net"}, f"{ARGS}mode: got 'net', expected 'network', 'checkpoint' or"),
         ({}, {"mode": "checkpoint"}, f"{ARGS}checkpoint: the mode 'checkpoint' needs"),
         ({}, {"mode": "features"}, f"{ARGS}reference: the mode 'features' needs"),
-        ({}, {"layer": "fc"}, f"{ARGS}layer: belongs to the mode 'features', got 'network'"),
-        ({}, {"head": {"steps": 3}}, f"{ARGS}head: belongs to the mode 'features'"),
+        ({}, {"head": {"rank": 3}}, f"{ARGS}head: belongs to the mode 'features'"),
         ({}, {"reference": [1]}, f"{ARGS}reference: belongs to the mode 'features'"),
         ({}, {"mean": [0.5] * 3}, f"{ARGS}mean: give both 'mean' and 'std'"),
-        ({}, {**FEATURES, "head": {"step": 3}}, r"head\.step'; did you mean 'head\.steps'"),
-        ({}, {**FEATURES, "head": {"steps": 0}}, r"head\.steps: got 0"),
+        ({}, {**FEATURES, "head": {"ranc": 3}}, r"head\.ranc'; did you mean 'head\.rank'"),
+        ({}, {**FEATURES, "head": {"training": {"steps": 0}}}, r"head\.training\.steps: got 0"),
         ({"APS_mode": "no"}, {}, "postprocessor: APS_mode: got 'no'"),
         ({"APS_mode": True}, {}, "postprocessor_sweep: got nothing, expected .*APS_mode: False"),
         ({"postprocessor_sweep": {"T": [1]}}, {}, "postprocessor_sweep: got T, expected .*none"),
@@ -561,7 +560,7 @@ def test_shipped_files_keep_search_off_and_build() -> None:
         assert section["name"] == path.stem
         if section["postprocessor_args"]["mode"] != "checkpoint":  # which reads its checkpoint
             made = OSDREPostprocessor(HostConfig(postprocessor=section))
-    assert made.mode.options.head == FeatureRatioOptions()
+    assert made.mode.options.head == HeadConfig()
 
 
 class Broken:

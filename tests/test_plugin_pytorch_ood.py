@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from ood_osdre.config import HeadConfig
 from ood_osdre.data import ImageSet
-from ood_osdre.detectors.feature_ratio import FeatureRatioOptions
 from ood_osdre.detectors.one_step import OneStepDetector
 from ood_osdre.errors import UserError
 from ood_osdre.evaluation.metrics import ood_metrics
@@ -30,7 +30,15 @@ SMALL = {
     "progress": False,
     "device": "cpu",
 }
-HEAD = FeatureRatioOptions(steps=200, batch_size=64, width=16, depth=1, size=4, lr=1e-2)
+HEAD = HeadConfig.of(
+    {
+        "width": 16,
+        "depth": 1,
+        "basis": {"size": 4},
+        "training": {"steps": 200, "batch_size": 64, "lr": 1e-2},
+    },
+    "head",
+)
 KEYS = {"AUROC": "auroc", "AUPR-IN": "aupr_in", "AUPR-OUT": "aupr_out", "FPR95TPR": "fpr95"}
 
 

@@ -8,15 +8,12 @@ import torch
 from torch import Generator, Tensor, nn
 
 from ood_osdre.models.bases import KERNELS, RBFBasis
+from ood_osdre.models.networks import QuadraticFeatures
 from ood_osdre.models.ratio import Prediction, RatioModel
 from ood_osdre.objectives.base import Batch
 from ood_osdre.objectives.endpoint import DonskerVaradhan
 from ood_osdre.paths.quadrature import composite_rule
-from ood_osdre.tasks.features import (
-    OrthonormalBasis,
-    QuadraticFeatures,
-    TimeConditionedFeatures,
-)
+from ood_osdre.tasks.features import OrthonormalBasis, TimeConditionedFeatures
 from ood_osdre.tasks.fit import METHODS, FitOptions, RatioFit, divergence, fit_ratio
 from ood_osdre.tasks.rows import Affine
 

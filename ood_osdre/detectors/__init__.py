@@ -2,7 +2,6 @@ r"""Detectors for your own data: a ratio of inputs, and a ratio of a frozen netw
 
 __all__ = [
     "FeatureRatio",
-    "FeatureRatioOptions",
     "OneStepDetector",
     "Scorer",
     "TrainedModel",
@@ -10,6 +9,6 @@ __all__ = [
     "read_model",
 ]
 
-from .feature_ratio import FeatureRatio, FeatureRatioOptions
+from .feature_ratio import FeatureRatio
 from .one_step import OneStepDetector
 from .scorer import Scorer, TrainedModel, load_scorer, read_model

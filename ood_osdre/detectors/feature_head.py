@@ -1,77 +1,50 @@
-r"""The head of a frozen network: a one-step ratio of two sets of feature vectors.
+r"""Training of the head on a classifier's features, from two sets of vectors.
 
-The head is trained by the end-point loss, whose minimiser is the log-ratio of the two densities.
-Features are standardised to the even mixture of both sets. A part of both sets is held out and
-selects the step with the least loss on it.
+The vectors are whitened (:mod:`ood_osdre.models.representation`), a part of both sets is held out,
+and the rest trains whatever :class:`~ood_osdre.config.HeadConfig` describes: any frame, path,
+schedule, objective and estimator.
 """
 
-__all__ = ["FeatureRatioOptions", "build_head", "check_features", "train_head"]
+__all__ = ["HeadFit", "check_features", "empty_ratio", "fit_head"]
 
+import json
 import math
-from collections.abc import Callable
-from typing import Annotated, Literal
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
-from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import functional as F
 
-from ..data.transforms import Standardise, check_statistics
-from ..models import MLP, CoefficientNetwork, OneStepRatio, RatioModel, RBFBasis, check_inputs
-from ..objectives import EndPointLoss, Objective, Shrinkage, Term
-from ..options import Count, Options, Positive, Weight
-from ..paths import UniformTimes
-from ..sections import Seed, TrainingConfig
+from ..config import HeadConfig
+from ..data.transforms import Standardise
+from ..errors import UserError
+from ..evaluation.calibration import ratio_calibration
+from ..evaluation.metrics import ood_metrics
+from ..models import RatioModel, WhitenedRatio, Whitening, check_inputs, whitening_of
+from ..training import checkpoint, distributed
 from ..training.batches import Stream, VectorBatches, step_generator
-from ..training.fit import Fit, fit
-from .fitting import check_finished
+from ..training.build import build_head, prepare_objective
+from ..training.fit import fit
+from ..training.trainer import Outcome
 
 # With fewer vectors than this on a side, none are held out.
 SMALLEST = 50
+WHITENING = "whitening"
 
 
-class FeatureRatioOptions(Options):
-    r"""The head and its training.
+class HeadFit(NamedTuple):
+    r"""A fitted head.
 
     Attributes:
-        backbone: What stands between the features and the coefficients: a residual MLP, or
-            nothing, which makes the log-ratio affine in the features.
-        width: The width of the MLP.
-        depth: The number of its residual layers.
-        size: The number of atoms of the temporal basis.
-        steps: The number of steps.
-        batch_size: The number of (reference, ID) pairs in a batch.
-        lr: The peak learning rate.
-        weight_decay: The weight decay of matrices.
-        shrinkage: The weight of the squared log-ratio, which bounds it where the two sets do not
-            overlap.
-        held_out: The share of both sets that selects the step.
-        seed: The seed of weights, batches and the held-out share.
+        model: The ratio of features.
+        outcome: How far the training came.
     """
 
-    backbone: Literal["mlp", "linear"] = "mlp"
-    width: Count = 256
-    depth: Count = 2
-    size: Count = 16
-    steps: Count = 1000
-    batch_size: Count = 256
-    lr: Positive = 1e-3
-    weight_decay: Weight = 0.05
-    shrinkage: Weight = 0.003
-    held_out: Annotated[float, Field(ge=0, le=0.5)] = 0.1
-    seed: Seed = 0
-
-
-def build_head(options: FeatureRatioOptions, features: int) -> OneStepRatio:
-    r"""Builds an untrained head for :math:`F` features, in single precision."""
-    o = options
-    with torch.random.fork_rng():
-        torch.manual_seed(o.seed)
-        backbone: nn.Module = nn.Identity()
-        width = features
-        if o.backbone == "mlp":
-            backbone, width = MLP(features, o.width, o.depth), o.width
-        network = CoefficientNetwork(backbone, width, o.size)
-        return OneStepRatio(network, RBFBasis(size=o.size, learnable=False)).float()
+    model: WhitenedRatio
+    outcome: Outcome
 
 
 def check_features(features: object, count: int | None, what: str = "features") -> Tensor:
@@ -95,76 +68,130 @@ def check_features(features: object, count: int | None, what: str = "features") 
     return check_inputs(features, (count or 1,), what)
 
 
-def train_head(
+def fit_head(
+    head: HeadConfig,
     id_features: Tensor,
     reference_features: Tensor,
-    options: FeatureRatioOptions,
     device: torch.device | str = "cpu",
+    *,
+    folder: Path | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    time_budget: float | None = None,
+    resume: bool = False,
     progress: bool = False,
-) -> tuple[Fit, Standardise]:
-    r"""Trains a head, and returns it with the standardisation of its features.
+) -> HeadFit:
+    r"""Trains a head to the last step, or until the time budget or a signal stops it.
 
-    Arguments and errors are those of
-    :meth:`~ood_osdre.detectors.feature_ratio.FeatureRatio.fit_features`.
+    Arguments:
+        head: The head.
+        id_features: The features of ID data, with shape :math:`(N, F)`.
+        reference_features: The features of reference data, with shape :math:`(M, F)`.
+        device: Where to train.
+        folder: The folder of checkpoints, the whitening among them, and log; None writes nothing.
+        metadata: What tells this run from others.
+        time_budget: The number of seconds after which to save and stop.
+        resume: Whether to go on from the folder's checkpoint, if there is one.
+        progress: Whether to show a progress bar.
+
+    Raises:
+        TypeError: If the features are no tensors.
+        UserError: If there are none, they are not finite in single precision or of different
+            sizes, vary in fewer directions than the rank, or the loss is not finite.
     """
-    o = options
     x_1 = check_features(id_features, None, "ID features").cpu()
     x_0 = check_features(reference_features, x_1.shape[1], "reference features").cpu()
-    standardise = _pooled(x_1, x_0, device)
-    id_train, id_held = _split(x_1, o.held_out, o.seed, 0)
-    reference_train, reference_held = _split(x_0, o.held_out, o.seed, 1)
-    labels = torch.zeros(len(id_train), dtype=torch.long)
+    whitening = _whitening(head, x_1, x_0, folder, metadata, resume).to(device)
+    seed, training = head.training.seed, head.training
+    with torch.no_grad():
+        id_train, id_held = _split(whitening(x_1.to(device)), head.held_out, seed, 0)
+        train, held = _split(whitening(x_0.to(device)), head.held_out, seed, 1)
     validate = None
-    if len(id_held) and len(reference_held):
-        validate = _held_out_score(standardise(id_held), standardise(reference_held))
+    if len(id_held) and len(held):
+        validate = _held_out_numbers(id_held, held)
+    rank = id_train.shape[1]
+    labels = torch.zeros(len(id_train), dtype=torch.long)
+    whitened = Standardise([0.0] * rank, [1.0] * rank, device)
+    batches = VectorBatches(id_train, labels, train, whitened, training.batch_size, seed)
     fitted = fit(
-        build_head(o, x_1.shape[1]).to(device),
-        lambda moments, model: (UniformTimes(), _objective(o)),
-        VectorBatches(id_train, labels, reference_train, standardise, o.batch_size, o.seed),
-        TrainingConfig.short(o.steps).replace(
-            batch_size=o.batch_size, lr=o.lr, weight_decay=o.weight_decay, ema=0.99, seed=o.seed
-        ),
+        build_head(head, rank).to(device),
+        partial(prepare_objective, head),
+        batches,
+        training,
         validate,
-        select=None if validate is None else "held_out",
+        select=None if validate is None or head.select == "last" else head.select,
+        folder=folder,
+        metadata=metadata,
+        time_budget=time_budget,
+        resume=resume,
         progress=progress,
     )
-    check_finished(fitted.outcome, o.steps)
-    return fitted, standardise
+    return HeadFit(WhitenedRatio(whitening, fitted.model), fitted.outcome)
 
 
-def _pooled(x_1: Tensor, x_0: Tensor, device: torch.device | str) -> Standardise:
-    r"""Standardises to the even mixture of both sets, whatever their sizes."""
-    mean = (x_0.mean(dim=0) + x_1.mean(dim=0)) / 2
-    variance = sum(((x - mean) ** 2).mean(dim=0) for x in (x_0, x_1)) / 2
-    std = torch.as_tensor(variance).sqrt()
-    # A feature that is silent on both sets says nothing; one that wakes up elsewhere should not
-    # be blown up.
-    alive = std[std > 0]
-    typical = alive.median() if len(alive) else torch.ones(())
-    std = torch.where(std > 1e-3 * typical, std, typical)
-    return Standardise(*check_statistics(mean, std, len(mean), "features"), device)
+def empty_ratio(head: HeadConfig, features: int, rank: int) -> WhitenedRatio:
+    r"""Returns a ratio of features to put trained tensors into, in evaluation mode.
+
+    Arguments:
+        head: The head.
+        features: The number of features :math:`F`.
+        rank: The number of their components :math:`r`.
+    """
+    whitening = Whitening(torch.zeros(features).float(), torch.zeros(features, rank).float())
+    return WhitenedRatio(whitening, build_head(head, rank)).eval()
+
+
+def _whitening(
+    head: HeadConfig,
+    x_1: Tensor,
+    x_0: Tensor,
+    folder: Path | None,
+    metadata: Mapping[str, Any] | None,
+    resume: bool,
+) -> Whitening:
+    r"""Returns the whitening, that of the run that is resumed if there is one.
+
+    Its axes depend on the last bits of the features, which another number of threads changes; a
+    head that has begun must keep its own.
+    """
+    if folder is None:
+        return whitening_of(x_1, x_0, head.rank)
+    path = checkpoint.checkpoint_path(folder, WHITENING)
+    if resume and path.is_file():
+        tensors, written, _ = checkpoint.read_checkpoint(folder, WHITENING)
+        if written != json.loads(json.dumps(metadata or {})):
+            raise UserError(
+                f"{path}: written by a run with another configuration or other data, cannot be "
+                "resumed by this one."
+            )
+        return Whitening(tensors["mean"], tensors["matrix"])
+    whitening = whitening_of(x_1, x_0, head.rank)
+    if distributed.is_first():
+        checkpoint.write_checkpoint(folder, WHITENING, whitening.state_dict(), metadata or {})
+    return whitening
 
 
 def _split(x: Tensor, share: float, seed: int, which: int) -> tuple[Tensor, Tensor]:
     count = math.ceil(share * len(x)) if len(x) >= SMALLEST else 0
     order = torch.randperm(len(x), generator=step_generator(seed, Stream.SPLIT, which, "cpu"))
+    order = order.to(x.device)
     return x[order[count:]], x[order[:count]]
 
 
-def _objective(options: FeatureRatioOptions) -> Objective:
-    terms: dict[str, tuple[float, Term]] = {"endpoint": (1.0, EndPointLoss(clean=True))}
-    if options.shrinkage:
-        terms["shrinkage"] = options.shrinkage, Shrinkage(clean=True)
-    return Objective(terms)
+def _held_out_numbers(x_1: Tensor, x_0: Tensor) -> Callable[[RatioModel], dict[str, float]]:
+    r"""Returns what is watched on held-out components, each side with equal weight.
 
-
-def _held_out_score(x_1: Tensor, x_0: Tensor) -> Callable[[RatioModel], dict[str, float]]:
-    r"""Returns minus the end-point loss on held-out features, each side with equal weight."""
+    `held_out` is minus the logistic end-point loss; the AUROC is a fraction, the calibration that of
+    :mod:`ood_osdre.evaluation.calibration`, at the path's rank but without its noise.
+    """
 
     @torch.no_grad()
     def validate(ratio: RatioModel) -> dict[str, float]:
         f_1, f_0 = ratio.log_ratio(x_1), ratio.log_ratio(x_0)
-        softplus = nn.functional.softplus
-        return {"held_out": -(softplus(-f_1).mean() + softplus(f_0).mean()).item()}
+        loss = F.softplus(-f_1).mean() + F.softplus(f_0).mean()
+        id_scores, scores = f_1.float().cpu().numpy(), f_0.float().cpu().numpy()
+        numbers = {"held_out": -loss.item()}
+        numbers["held_out_auroc"] = ood_metrics(id_scores, scores).auroc
+        calibration = ratio_calibration(id_scores, scores)
+        return numbers | {f"held_out_{k}": v for k, v in calibration._asdict().items()}
 
     return validate

@@ -4,18 +4,18 @@ A classifier that somebody trained, for ID classes alone, is kept as it is. Its 
 of reference images are computed once, and a small one-step ratio is trained on them, which takes
 a minute or so on a CPU:
 
-.. math:: \log \hat{r}(x) = K^{-1/2} \langle h(\phi(x)), \bar{g} \rangle
-    \approx \log \frac{q_1(\phi(x))}{q_0(\phi(x))} \, ,
+.. math:: \log \hat{r}(x) = K^{-1/2} \langle h(w(x)), \bar{g} \rangle
+    \approx \log \frac{q_1(w(x))}{q_0(w(x))} \, ,
 
-with :math:`\phi` the frozen features and :math:`q_1, q_0` their densities over ID and reference
-images. Scoring costs one pass of the network and a small MLP. The log-ratio is in nats, and larger
-means more ID. What the features do not tell apart, no head can.
+with :math:`w` the whitened features (:mod:`ood_osdre.models.representation`) and :math:`q_1, q_0`
+their densities over ID and reference images. Scoring costs one pass of the network and a small MLP.
+The log-ratio is in nats, and larger means more ID. What the features do not tell apart, no head can.
 
-A head keeps a digest of the network that it was fitted to and refuses any other
-(:mod:`ood_osdre.models.frozen`).
+A head keeps a digest of the network that it was fitted to and refuses any other. The main command
+fits the same head to a classifier of its own and deploys both as one model.
 """
 
-__all__ = ["FeatureRatio", "FeatureRatioOptions"]
+__all__ = ["FeatureRatio"]
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -24,19 +24,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..data.transforms import Standardise, Standardiser, check_statistics
+from ..config import HeadConfig
 from ..errors import UserError
 from ..evaluation.metrics import check_scores
 from ..models import (
     Features,
     NetworkDigest,
     RatioModel,
+    WhitenedRatio,
     collect_features,
     device_of,
     extract_features,
 )
 from ..training import checkpoint
-from .feature_head import FeatureRatioOptions, build_head, check_features, train_head
+from .feature_head import check_features, empty_ratio, fit_head
+from .fitting import check_finished
 
 NAME = "feature_ratio"
 
@@ -45,38 +47,33 @@ class FeatureRatio:
     r"""The log-ratio of a frozen network's features.
 
     Arguments:
-        options: The head and its training.
-        layer: The layer of the network to read, by name; None for the ways of
-            :mod:`ood_osdre.models.frozen` that the network offers itself.
+        options: The head and its training; its `layers` are those of the network, none for the ways
+            of :mod:`ood_osdre.models.frozen` that the network offers itself.
 
     Example:
         >>> shift = torch.tensor([1.0, 0.0]).view(2, 1, 1)
         >>> id_features, reference_features = torch.randn(2, 200, 8) + shift
-        >>> ratio = FeatureRatio(FeatureRatioOptions(steps=20))
+        >>> ratio = FeatureRatio(HeadConfig.of({"rank": 4, "training": {"steps": 20}}, "head"))
         >>> ratio.fit_features(id_features, reference_features).log_ratio_of_features(
         ...     torch.zeros(5, 8)
         ... ).shape
         torch.Size([5])
     """
 
-    def __init__(
-        self, options: FeatureRatioOptions | None = None, layer: str | None = None
-    ) -> None:
-        self.options = FeatureRatioOptions() if options is None else options
-        self.layer = layer
+    def __init__(self, options: HeadConfig | None = None) -> None:
+        self.options = HeadConfig() if options is None else options
         self.net: nn.Module | None = None
         #: The network that the features came from; None if that is not recorded.
         self.known: NetworkDigest | None = None
-        #: The folded head, which scores, and the one that was trained, which is saved.
+        #: The folded ratio of features, which scores, and the one that was trained, which is saved.
         self.ratio: RatioModel | None = None
-        self.trained: RatioModel | None = None
-        self.standardise: Standardiser | None = None
+        self.trained: WhitenedRatio | None = None
         self.seconds = 0.0
 
     @property
     def features(self) -> int:
         r"""The number of features :math:`F`; 0 before fitting."""
-        return 0 if self.standardise is None else len(self.standardise.mean)
+        return 0 if self.trained is None else len(self.trained.whitening.mean)
 
     def fit(
         self,
@@ -106,7 +103,7 @@ class FeatureRatio:
             UserError: If the network offers no features, or as :meth:`fit_features`.
         """
         id_features, reference_features = (
-            collect_features(net, images, self.layer, batch_size)
+            collect_features(net, images, self.options.layers, batch_size)
             for images in (id_images, reference_images)
         )
         self.fit_features(id_features, reference_features, device_of(net), progress)
@@ -132,13 +129,12 @@ class FeatureRatio:
 
         Raises:
             TypeError: If the features are no tensors.
-            UserError: If there are none, they are not finite in single precision or of different
-                sizes, or a signal stopped the training.
+            UserError: If a signal stopped the training, or as
+                :func:`~ood_osdre.detectors.feature_head.fit_head`.
         """
-        fitted, standardise = train_head(
-            id_features, reference_features, self.options, device, progress
-        )
-        self._take(fitted.model, standardise)
+        fitted = fit_head(self.options, id_features, reference_features, device, progress=progress)
+        check_finished(fitted.outcome, self.options.training.steps)
+        self._take(fitted.model)
         self.known = None
         self.seconds = fitted.outcome.seconds
         return self
@@ -160,9 +156,11 @@ class FeatureRatio:
             UserError: If nothing is fitted, or features or log-ratios are not finite, or of
                 another number.
         """
-        ratio, standardise = self._fitted()
+        self._fitted()
+        assert self.ratio is not None
         single = check_features(features, self.features)
-        scores = torch.cat([ratio.log_ratio(standardise(x)) for x in single.split(batch_size)])
+        own = single.to(device_of(self.ratio))
+        scores = torch.cat([self.ratio.log_ratio(x) for x in own.split(batch_size)])
         check_scores("features", scores.float().cpu().numpy())
         return scores.to(features.device)
 
@@ -203,7 +201,7 @@ class FeatureRatio:
                 :meth:`log_ratio_of_features`.
         """
         self.check_network(net)
-        given = extract_features(net, x, self.layer)
+        given = extract_features(net, x, self.options.layers)
         return self.log_ratio_of_features(given.features), given
 
     def log_ratio(self, x: Tensor) -> Tensor:
@@ -224,25 +222,19 @@ class FeatureRatio:
 
     def to(self, device: torch.device | str) -> "FeatureRatio":
         r"""Moves the head to a device."""
-        if self.ratio is not None and self.standardise is not None:
+        if self.ratio is not None:
             self.ratio.to(device)
-            self.standardise = self.standardise.on(device)
         return self
 
     def save(self, folder: str | Path) -> None:
         r"""Writes the head, not the network, into a folder; refuses one that is not fitted."""
-        _, standardise = self._fitted()
-        assert self.trained is not None
-        tensors = {f"ratio.{key}": value for key, value in self.trained.state_dict().items()}
-        tensors |= {"mean": standardise.mean, "std": standardise.std}
+        trained = self._fitted()
         metadata = {
             "options": self.options.to_dict(),
-            "features": self.features,
-            "layer": self.layer,
             "network": None if self.known is None else self.known.digest,
             "seconds": self.seconds,
         }
-        checkpoint.write_checkpoint(Path(folder), NAME, tensors, metadata)
+        checkpoint.write_checkpoint(Path(folder), NAME, trained.state_dict(), metadata)
 
     @classmethod
     def load(cls, folder: str | Path, net: nn.Module | None = None) -> "FeatureRatio":
@@ -258,29 +250,27 @@ class FeatureRatio:
         tensors, metadata, _ = checkpoint.read_checkpoint(Path(folder), NAME)
         source = checkpoint.checkpoint_path(Path(folder), NAME)
         try:
-            self = cls(FeatureRatioOptions.of(metadata["options"], str(source)), metadata["layer"])
-            features, self.seconds = metadata["features"], metadata["seconds"]
+            self = cls(HeadConfig.of(metadata["options"], str(source)))
+            self.seconds = metadata["seconds"]
             digest = metadata["network"]  # null for a head fitted to features alone
-            mean, std = tensors.pop("mean"), tensors.pop("std")
-            ratio = build_head(self.options, features)
-        except (KeyError, TypeError) as error:
+            features, rank = tensors["whitening.matrix"].shape
+        except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"{source}: not a ratio of features ({error}).") from None
-        own = {key.removeprefix("ratio."): value for key, value in tensors.items()}
-        checkpoint.restore(ratio, own, source)
-        self._take(ratio.eval(), Standardise(*check_statistics(mean, std, features, source)))
+        ratio = empty_ratio(self.options, features, rank)
+        checkpoint.restore(ratio, tensors, source)
+        self._take(ratio)
         self.known = None if digest is None else NetworkDigest(digest)
         return self if net is None else self.attach(net)
 
-    def _fitted(self) -> tuple[RatioModel, Standardiser]:
-        if self.ratio is None or self.standardise is None:
+    def _fitted(self) -> WhitenedRatio:
+        if self.trained is None:
             raise UserError("FeatureRatio: not fitted; call fit or fit_features, or load one.")
-        return self.ratio, self.standardise
+        return self.trained
 
-    def _take(self, trained: RatioModel, standardise: Standardiser) -> None:
+    def _take(self, trained: WhitenedRatio) -> None:
         # Folding draws the weights of a layer, only to replace them.
         with torch.random.fork_rng(devices=[]):
-            self.trained, self.ratio = trained, trained.fold()
-        self.standardise = standardise
+            self.trained, self.ratio = trained.eval(), trained.fold()
 
     def __getstate__(self) -> dict[str, Any]:
         # The network is its owner's to keep.

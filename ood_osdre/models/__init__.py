@@ -14,8 +14,10 @@ __all__ = [
     "NetworkEvaluations",
     "OneStepRatio",
     "Prediction",
+    "QuadraticFeatures",
     "RBFBasis",
     "RatioModel",
+    "RepresentationRatio",
     "ResNetBackbone",
     "TemporalBasis",
     "TimeConditionedMLP",
@@ -24,7 +26,10 @@ __all__ = [
     "UNetDecoder",
     "UNetEncoder",
     "VectorDecoder",
+    "WhitenedRatio",
+    "Whitening",
     "check_inputs",
+    "classifier_features",
     "collect_features",
     "conditioning",
     "device_of",
@@ -35,6 +40,7 @@ __all__ = [
     "input_batches",
     "inverse_noise",
     "unwrapped",
+    "whitening_of",
 ]
 
 from .baselines import (
@@ -47,7 +53,6 @@ from .baselines import (
 from .bases import KERNELS, RBFBasis, TemporalBasis, conditioning, gram_matrix
 from .frozen import (
     Features,
-    NetworkDigest,
     collect_features,
     device_of,
     evaluating,
@@ -56,6 +61,21 @@ from .frozen import (
     input_batches,
     unwrapped,
 )
-from .networks import MLP, CoefficientNetwork, Coefficients, ResNetBackbone, check_inputs
+from .networks import (
+    MLP,
+    CoefficientNetwork,
+    Coefficients,
+    QuadraticFeatures,
+    ResNetBackbone,
+    check_inputs,
+)
 from .ratio import DirectRatio, FoldedRatio, OneStepRatio, Prediction, RatioModel
+from .representation import (
+    NetworkDigest,
+    RepresentationRatio,
+    WhitenedRatio,
+    Whitening,
+    classifier_features,
+    whitening_of,
+)
 from .unet import CHANNELS, UNetDecoder, UNetEncoder, VectorDecoder, inverse_noise

@@ -1,8 +1,8 @@
-r"""Features of a frozen network that somebody else trained, and a digest that recognises it.
+r"""Features of a frozen network that somebody else trained.
 
 A network offers features in one of three ways, tried in this order:
 
-1. a *layer* named by the caller: what that layer returns, read by a forward hook;
+1. *layers* named by the caller: what they return, read in one pass by forward hooks, side by side;
 2. `net(x, return_feature=True)`, which returns logits and features, the convention of OpenOOD;
 3. `net.forward_features(x)` and `net.forward_head(·, pre_logits=True)`, the convention of timm.
 
@@ -12,30 +12,23 @@ A network that offers none of them is refused; no layer is guessed. Feature maps
 While a network is evaluated, all of its modules are in evaluation mode. Afterwards each is in its
 own mode again. One layer of dropout or batch normalisation left in training mode would make scores
 depend on chance and on their batch, and would change the network.
-
-A head that was trained on the features of one network gives numbers on any other that has as many
-features, and on the same network trained further. These numbers are no log-ratios. A head keeps a
-:class:`NetworkDigest` of its network therefore: a hash of the types of its modules and of the
-names, types, shapes and values of its state. The device, wrappers for several devices and
-compilation do not change the digest; another precision does.
 """
 
 __all__ = [
     "Features",
-    "NetworkDigest",
     "collect_features",
     "device_of",
     "evaluating",
     "explained",
     "extract_features",
     "input_batches",
+    "named_layers",
+    "read_layers",
     "unwrapped",
 ]
 
-import hashlib
 import inspect
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
 
@@ -59,14 +52,14 @@ class Features(NamedTuple):
 
 
 @torch.no_grad()
-def extract_features(net: nn.Module, x: Tensor, layer: str | None = None) -> Features:
+def extract_features(net: nn.Module, x: Tensor, layers: Sequence[str] = ()) -> Features:
     r"""Evaluates a network, once and in evaluation mode.
 
     Arguments:
         net: The network.
         x: Its inputs, with shape :math:`(B, *)`.
-        layer: The name of one of its modules, as in `net.named_modules()`; None for the ways that
-            the network offers itself.
+        layers: The names of some of its modules, as in `net.named_modules()`, whose features stand
+            side by side; none for the ways that the network offers itself.
 
     Returns:
         The features and, if the network has classes, the logits.
@@ -77,7 +70,7 @@ def extract_features(net: nn.Module, x: Tensor, layer: str | None = None) -> Fea
 
     Example:
         >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 3))
-        >>> h = extract_features(net, torch.zeros(5, 2), layer="1")
+        >>> h = extract_features(net, torch.zeros(5, 2), layers=["1"])
         >>> h.features.shape, h.logits.shape
         (torch.Size([5, 8]), torch.Size([5, 3]))
     """
@@ -85,23 +78,76 @@ def extract_features(net: nn.Module, x: Tensor, layer: str | None = None) -> Fea
         # A wrapper's forward takes anything; only the network itself says what it takes.
         bare = unwrapped(net)
         name = type(bare).__name__
-        if layer is not None:
-            module = dict(bare.named_modules()).get(layer) if layer else None
-            if module is not None:
-                return _by_layer(net, module, x, f"{name}: layer {layer!r}")
-        elif "return_feature" in inspect.signature(bare.forward).parameters:
+        if layers:
+            modules = named_layers(bare, layers)
+            with explained(bare, x):
+                read, result = read_layers(net, modules, x)
+            is_logits = isinstance(result, Tensor) and result.ndim == 2
+            return Features(read, result if is_logits else None)
+        if "return_feature" in inspect.signature(bare.forward).parameters:
             with explained(bare, x):
                 output = net(x, return_feature=True)
             logits, *features = output if isinstance(output, tuple) else (output,)
             pooled = _pooled(features, f"{name}: forward(x, return_feature=True)")
             return Features(pooled, logits if isinstance(logits, Tensor) else None)
-        elif _is_timm(bare):
+        if _is_timm(bare):
             return _by_timm(bare, x)
-    wanted = "features" if layer is None else f"layer {layer!r}"
-    last = ", ".join([child for child, _ in bare.named_children()][-4:])
-    raise UserError(
-        f"{name}: offers no {wanted}, expected forward(x, return_feature=True), timm's "
-        f"forward_features and forward_head, or a layer by name (its last are: {last})."
+    raise _no_features(bare, "features")
+
+
+def named_layers(net: nn.Module, layers: Sequence[str]) -> dict[str, nn.Module]:
+    r"""Returns modules of a network by name.
+
+    Arguments:
+        net: The network.
+        layers: Names as in `net.named_modules()`.
+
+    Raises:
+        UserError: If it has no module of a name.
+    """
+    modules = dict(net.named_modules())
+    for layer in layers:
+        if not layer or layer not in modules:
+            raise _no_features(net, f"layer {layer!r}")
+    return {layer: modules[layer] for layer in layers}
+
+
+def read_layers(net: nn.Module, modules: Mapping[str, nn.Module], x: Tensor) -> tuple[Tensor, Any]:
+    r"""Evaluates a network, once, and returns the features of some of its layers, and its output.
+
+    Arguments:
+        net: The network.
+        modules: The layers by name, modules of it.
+        x: Its inputs, with shape :math:`(B, *)`.
+
+    Returns:
+        The pooled features of all layers side by side, at least in single precision, with shape
+        :math:`(B, F)`, and whatever the network returned.
+
+    Raises:
+        UserError: If a layer returns no features, or takes part more than once.
+    """
+    caught: dict[str, list[object]] = {name: [] for name in modules}
+
+    def hook(name: str) -> Callable[..., None]:
+        return lambda module, args, output: caught[name].append(output)
+
+    handles = [module.register_forward_hook(hook(name)) for name, module in modules.items()]
+    try:
+        output = net(x)
+    finally:
+        for handle in handles:
+            handle.remove()
+    what = type(unwrapped(net)).__name__
+    parts = [_pooled(outputs, f"{what}: layer {name!r}") for name, outputs in caught.items()]
+    return torch.cat(parts, dim=1), output
+
+
+def _no_features(net: nn.Module, wanted: str) -> UserError:
+    last = ", ".join([child for child, _ in net.named_children()][-4:])
+    return UserError(
+        f"{type(net).__name__}: offers no {wanted}, expected forward(x, return_feature=True), "
+        f"timm's forward_features and forward_head, or a layer by name (its last are: {last})."
     )
 
 
@@ -142,6 +188,8 @@ def explained(net: nn.Module, x: Tensor) -> Iterator[None]:
     r"""Says in one line on what inputs a network fails, with its own error as the cause."""
     try:
         yield
+    except UserError:
+        raise
     # What modules, timm's among them, raise for inputs of another type, shape or dtype.
     except (RuntimeError, ValueError, TypeError, AssertionError) as error:
         kind = str(getattr(x, "dtype", type(x))).removeprefix("torch.")
@@ -152,7 +200,10 @@ def explained(net: nn.Module, x: Tensor) -> Iterator[None]:
 
 
 def collect_features(
-    net: nn.Module, data: Tensor | Iterable[Any], layer: str | None = None, batch_size: int = 256
+    net: nn.Module,
+    data: Tensor | Iterable[Any],
+    layers: Sequence[str] = (),
+    batch_size: int = 256,
 ) -> Tensor:
     r"""Returns the features of all inputs, on the CPU, with shape :math:`(N, F)`.
 
@@ -160,12 +211,12 @@ def collect_features(
         net: The network; inputs are moved to its device.
         data: The network's inputs, with shape :math:`(N, *)`, or batches of them: tensors, tuples
             that start with them, or mappings with a key `data` or `image`.
-        layer: As for :func:`extract_features`, whose errors this raises, too.
+        layers: As for :func:`extract_features`, whose errors this raises, too.
         batch_size: The number of inputs evaluated at once, if they come in one tensor.
     """
     device = device_of(net)
     parts = [
-        extract_features(net, x.to(device), layer).features.cpu()
+        extract_features(net, x.to(device), layers).features.cpu()
         for x in input_batches(data, batch_size)
     ]
     return torch.cat(parts) if parts else torch.zeros(0, 0)
@@ -208,18 +259,6 @@ def device_of(net: nn.Module) -> torch.device:
     return torch.device("cpu")
 
 
-def _by_layer(net: nn.Module, module: nn.Module, x: Tensor, what: str) -> Features:
-    caught: list[object] = []
-    handle = module.register_forward_hook(lambda *args: caught.append(args[2]))
-    try:
-        with explained(unwrapped(net), x):
-            output = net(x)
-    finally:
-        handle.remove()
-    is_logits = isinstance(output, Tensor) and output.ndim == 2
-    return Features(_pooled(caught, what), output if is_logits else None)
-
-
 def _is_timm(net: nn.Module) -> bool:
     trunk, head = getattr(net, "forward_features", None), getattr(net, "forward_head", None)
     return (
@@ -251,84 +290,3 @@ def _pooled(outputs: Sequence[object], what: str) -> Tensor:
     if features.ndim > 2:
         features = features.mean(dim=(2, 3) if features.ndim == 4 else 1)
     return features.to(torch.promote_types(features.dtype, torch.float32))
-
-
-Stamp = tuple[tuple[tuple[str, type[nn.Module]], ...], tuple[tuple[int, int], ...]]
-
-
-class NetworkDigest:
-    r"""Recognises a network by a hash of its modules and its weights.
-
-    Arguments:
-        digest: The hash, which :meth:`of` computes.
-
-    Example:
-        >>> net = nn.Linear(2, 3)
-        >>> digest = NetworkDigest.of(net)
-        >>> digest.matches(net), digest.matches(nn.Linear(2, 3))
-        (True, False)
-    """
-
-    def __init__(self, digest: str) -> None:
-        self.digest = digest
-        self._last: tuple[weakref.ref[nn.Module], Stamp] | None = None
-
-    @classmethod
-    def of(cls, net: nn.Module) -> "NetworkDigest":
-        r"""Returns the digest of a network as it is now."""
-        digest = cls(_hash(net))
-        digest._last = weakref.ref(net), _stamp(net)
-        return digest
-
-    def matches(self, net: nn.Module) -> bool:
-        r"""Returns whether a network is this one.
-
-        A network that has matched is not hashed again as long as its modules are the same and
-        PyTorch counts no write to its tensors: one through `.data` is not counted, nor is any to a
-        tensor made in inference mode.
-        """
-        now = _stamp(net)
-        if self._last is not None and self._last[0]() is net and self._last[1] == now:
-            return True
-        if _hash(net) != self.digest:
-            return False
-        self._last = weakref.ref(net), now
-        return True
-
-    def check(self, net: nn.Module) -> None:
-        r"""Raises a :class:`UserError` if the modules or the weights of a network are others."""
-        if not self.matches(net):
-            raise UserError(
-                f"{type(unwrapped(net)).__name__}: not the network, or not the weights, that the "
-                f"head was fitted to (digest {_hash(net)[:12]}, expected {self.digest[:12]}); "
-                "fit a head to it."
-            )
-
-    def __getstate__(self) -> dict[str, Any]:
-        # A weak reference cannot be pickled.
-        return {"digest": self.digest, "_last": None}
-
-
-def _stamp(net: nn.Module) -> Stamp:
-    r"""Returns the modules, where their tensors lie and how often they have been written to."""
-    modules = tuple((name, type(module)) for name, module in net.named_modules())
-    tensors = tuple(
-        # PyTorch does not count writes to tensors made in inference mode.
-        (t.data_ptr(), 0 if t.is_inference() else t._version)
-        for t in (*net.parameters(), *net.buffers())
-    )
-    return modules, tensors
-
-
-def _hash(net: nn.Module) -> str:
-    bare = unwrapped(net)
-    # What torch.compile returns holds the module that it was given.
-    bare = getattr(bare, "_orig_mod", bare)
-    hasher = hashlib.sha256()
-    for name, module in bare.named_modules():
-        hasher.update(f"{name}={type(module).__name__};".encode())
-    for name, tensor in bare.state_dict().items():
-        if isinstance(tensor, Tensor):
-            hasher.update(f"{name}:{tensor.dtype}{tuple(tensor.shape)};".encode())
-            hasher.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy().tobytes())
-    return hasher.hexdigest()

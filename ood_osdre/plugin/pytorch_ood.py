@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from ..config import HeadConfig
 from ..data.images import SLACK
 from ..data.transforms import Standardiser
-from ..detectors import FeatureRatio, FeatureRatioOptions, OneStepDetector, Scorer
+from ..detectors import FeatureRatio, OneStepDetector, Scorer
 from ..errors import UserError
 from ..evaluation.metrics import check_scores
 from ..models import RatioModel, check_inputs, evaluating
@@ -172,8 +173,8 @@ class FeatureRatioDetector(FeaturesDetector):
         encoder: A callable from inputs :math:`(B, *)` to features; None for
             :meth:`fit_features` and :meth:`predict_features` alone. A module is evaluated in
             evaluation mode, and left as it is.
-        options: The head and its training, see
-            :class:`~ood_osdre.detectors.feature_ratio.FeatureRatioOptions`.
+        options: The head and its training, see :class:`~ood_osdre.config.HeadConfig`. It has no
+            `layers`: the encoder gives the features.
     """
 
     info = INFO
@@ -182,7 +183,7 @@ class FeatureRatioDetector(FeaturesDetector):
     def __init__(
         self,
         encoder: Callable[[Tensor], Tensor] | None,
-        options: FeatureRatioOptions | None = None,
+        options: HeadConfig | None = None,
     ) -> None:
         _require()
         super().__init__()

@@ -116,7 +116,7 @@ class Batches(abc.ABC):
     def completed(self, pairs: Pairs, generator: Generator) -> Batch:
         r"""Returns pairs with times and noise from a source of randomness."""
         x_0, x_1, label = pairs
-        t = self.times.sample(len(x_1), generator)
+        t = self.times.sample(len(x_1), generator).to(x_1.dtype)
         return Batch(x_0, x_1, t, _normal_like(x_1, generator), label)
 
 

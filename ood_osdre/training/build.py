@@ -9,6 +9,7 @@ __all__ = [
     "NOISES",
     "SCHEDULES",
     "WEIGHTS",
+    "build_head",
     "build_objective",
     "build_path",
     "build_ratio",
@@ -22,7 +23,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from ..config import Config
+from ..config import MLP_FEATURES, HeadConfig, Trained
 from ..errors import UserError
 from ..models import (
     CHANNELS,
@@ -31,6 +32,7 @@ from ..models import (
     CoefficientNetwork,
     DirectRatio,
     OneStepRatio,
+    QuadraticFeatures,
     RatioModel,
     RBFBasis,
     ResNetBackbone,
@@ -85,9 +87,6 @@ from ..paths import (
 )
 from ..sections import PathConfig
 
-# The features of an MLP of width 1.
-MLP_FEATURES = 256
-
 SCHEDULES: dict[str, Callable[[], Schedule]] = {
     "linear": LinearSchedule,
     "trigonometric": TrigonometricSchedule,
@@ -111,8 +110,8 @@ WEIGHTS: dict[str, Callable[[GaussianPath, Moments], Weight]] = {
 }
 
 
-def build_path(config: Config) -> GaussianPath:
-    r"""Builds the path from the reference to ID data."""
+def build_path(config: Trained) -> GaussianPath:
+    r"""Builds the path from the reference to ID data, of images or of features."""
     path = config.path
     # A learnable path gains mostly by the bridge's variance: about fourfold on images.
     learnable = config.objective.path_variance > 0
@@ -120,7 +119,7 @@ def build_path(config: Config) -> GaussianPath:
     return GaussianPath(SCHEDULES[path.schedule](), noise, path.t_min)
 
 
-def build_times(config: Config, path: GaussianPath, moments: Moments) -> Times:
+def build_times(config: Trained, path: GaussianPath, moments: Moments) -> Times:
     r"""Builds the distribution of training times, on the path's interval.
 
     Arguments:
@@ -137,7 +136,7 @@ def build_times(config: Config, path: GaussianPath, moments: Moments) -> Times:
 
 
 def build_ratio(
-    config: Config,
+    config: Trained,
     classes: int,
     dim: int | None = None,
     backbone: nn.Module | None = None,
@@ -190,7 +189,22 @@ def build_ratio(
     )
 
 
-def build_backbone(config: Config, dim: int | None = None) -> tuple[nn.Module, int]:
+def build_head(head: HeadConfig, rank: int) -> RatioModel:
+    r"""Builds an untrained ratio of :math:`r` whitened features, in single precision.
+
+    Arguments:
+        head: The head; its seed draws the weights, and the caller's generator stays as it is.
+        rank: The number of features :math:`r`.
+    """
+    backbone: nn.Module | None = None
+    if head.backbone != "mlp":
+        backbone = nn.Identity() if head.backbone == "linear" else QuadraticFeatures(rank)
+    with torch.random.fork_rng():
+        torch.manual_seed(head.training.seed)
+        return build_ratio(head, 0, rank, backbone).float()
+
+
+def build_backbone(config: Trained, dim: int | None = None) -> tuple[nn.Module, int]:
     r"""Builds an untrained backbone and returns it with the number of its features.
 
     Arguments:
@@ -235,7 +249,7 @@ def count_features(backbone: nn.Module, shape: tuple[int, ...]) -> int:
     return output.shape[1]
 
 
-def _build_time_network(config: Config, dim: int | None) -> nn.Module:
+def _build_time_network(config: Trained, dim: int | None) -> nn.Module:
     network, dim = config.network, _checked_dim(config, dim)
     if network.kind == "resnet":
         return TimeConditionedResNet(
@@ -245,7 +259,7 @@ def _build_time_network(config: Config, dim: int | None) -> nn.Module:
     return TimeConditionedMLP(dim, features, len(network.depths), network.octaves)
 
 
-def _checked_dim(config: Config, dim: int | None) -> int:
+def _checked_dim(config: Trained, dim: int | None) -> int:
     r"""Returns the dimension of vectors, 0 for images; refuses a network for the other kind."""
     kind = config.network.kind
     if (kind == "mlp") != (dim is not None):
@@ -255,7 +269,7 @@ def _checked_dim(config: Config, dim: int | None) -> int:
 
 
 def prepare_objective(
-    config: Config, moments: Moments, ratio: RatioModel
+    config: Trained, moments: Moments, ratio: RatioModel
 ) -> tuple[Times, Objective]:
     r"""Builds the distribution of training times and the objective, on one path.
 
@@ -271,7 +285,7 @@ def prepare_objective(
 
 
 def build_objective(
-    config: Config, path: GaussianPath, times: Times, moments: Moments, ratio: RatioModel
+    config: Trained, path: GaussianPath, times: Times, moments: Moments, ratio: RatioModel
 ) -> Objective:
     r"""Builds the weighted sum of the terms that the configuration switches on.
 

@@ -28,18 +28,20 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from typing_extensions import Self
 
+from ...config import HeadConfig
 from ...data.transforms import Preprocess
-from ...detectors import FeatureRatio, FeatureRatioOptions, load_scorer
+from ...detectors import FeatureRatio, load_scorer
 from ...errors import UserError
 from ...models import (
     NetworkDigest,
     OneStepRatio,
+    RepresentationRatio,
     check_inputs,
     collect_features,
     device_of,
     input_batches,
 )
-from ...options import Options, Positive, Share
+from ...options import Options, Positive, Share, flat, merged
 from ...training.batches import SHARE, broadened
 from .loaders import (
     ReferenceImages,
@@ -68,9 +70,8 @@ class PostprocessorOptions(Options):
         reference: The reference of the mode `features`: a folder, a list file, or (in Python)
             batches of images, preprocessed as the network expects.
         reference_root: The folder that a list's paths are relative to; null for its own.
-        head: The head of the mode `features` and its training.
-        layer: The layer of the network to read features from; null for the ways that networks
-            offer them (:mod:`ood_osdre.models.frozen`).
+        head: The head of the mode `features`, its training, and the layers of the network to read;
+            without layers the ways that networks offer features (:mod:`ood_osdre.models.frozen`).
         id_split: The ID split that the mode `features` trains on.
         broaden: The share of the reference that the mode `features` transforms strongly, so that
             far-OOD images lie within its reach (:mod:`ood_osdre.training.batches`).
@@ -83,8 +84,7 @@ class PostprocessorOptions(Options):
     checkpoint: str | None = None
     reference: Any = None
     reference_root: str | None = None
-    head: FeatureRatioOptions | None = None
-    layer: str | None = None
+    head: HeadConfig | None = None
     id_split: str = "train"
     broaden: Share = SHARE
     mean: Annotated[tuple[Share, ...], Field(strict=False)] | None = None
@@ -98,7 +98,7 @@ class PostprocessorOptions(Options):
         elif self.mode != "features":
             if self.mode == "checkpoint" and self.checkpoint is None:
                 fault = "checkpoint: the mode 'checkpoint' needs a run folder."
-            for name in ("head", "reference", "layer"):
+            for name in ("head", "reference"):
                 if getattr(self, name) is not None:
                     fault = f"{name}: belongs to the mode 'features', got {self.mode!r}."
         elif not isinstance(self.reference, Iterable | os.PathLike) and self.checkpoint is None:
@@ -187,7 +187,7 @@ class NetworkMode(Mode):
 
     def _scorer(self, own: OSDRENet, device: torch.device) -> OSDRENet:
         r"""Returns the network with its ratio folded, on a device."""
-        if not isinstance(own.ratio, OneStepRatio):
+        if not isinstance(own.ratio, OneStepRatio | RepresentationRatio):
             return own
         if self._folded is None or self._source is None or not self._source.matches(own.ratio):
             self._folded, self._source = own.fold(), NetworkDigest.of(own.ratio)
@@ -230,7 +230,7 @@ class FeaturesMode(Mode):
 
     def __init__(self, options: PostprocessorOptions) -> None:
         super().__init__(options)
-        self.ratio = FeatureRatio(options.head, options.layer)
+        self.ratio = FeatureRatio(options.head)
         if options.checkpoint is not None:
             self.ratio = FeatureRatio.load(options.checkpoint)
         self.is_saved = options.checkpoint is not None
@@ -245,8 +245,8 @@ class FeaturesMode(Mode):
             return
         view = view_of(id_loaders, self.options.id_split)
         self._features = (
-            collect_features(net, view.images(), self.ratio.layer),
-            collect_features(net, self._reference(view), self.ratio.layer),
+            collect_features(net, view.images(), self.ratio.options.layers),
+            collect_features(net, self._reference(view), self.ratio.options.layers),
         )
         self._fit(device_of(net), NetworkDigest.of(net))
 
@@ -255,18 +255,19 @@ class FeaturesMode(Mode):
         return given.logits, log_ratio
 
     def get(self) -> Mapping[str, Any]:
-        r"""Returns the options of the head, none of a saved one."""
-        return {} if self.is_saved else self.ratio.options.to_dict()
+        r"""Returns the options of the head by dotted key, none of a saved one."""
+        return {} if self.is_saved else flat(self.ratio.options.to_dict())
 
     def set(self, values: Mapping[str, Any]) -> None:
         r"""Changes options of the head, and trains it anew if it was trained."""
         old = self.ratio
-        options = old.options.replace(**values)
+        layers = [("head", flat(old.options.to_dict())), ("head", dict(values))]
+        options = HeadConfig.of(merged(layers)[0], "head")
         if options == old.options:
             return
-        self.ratio = FeatureRatio(options, old.layer)
-        if old.standardise is not None:
-            self._fit(old.standardise.device, old.known)
+        self.ratio = FeatureRatio(options)
+        if old.trained is not None:
+            self._fit(device_of(old.trained), old.known)
 
     def _fit(self, device: torch.device, known: NetworkDigest | None) -> None:
         assert self._features is not None, "features are not kept in a file; call setup again"

@@ -25,7 +25,7 @@ from tqdm import tqdm
 from ...errors import UserError
 from ...evaluation.metrics import check_scores
 from ...models import device_of, evaluating, unwrapped
-from ...options import Options
+from ...options import Options, flat
 from .host import Foreign, base_postprocessor
 from .loaders import take
 from .modes import MODES, PostprocessorOptions
@@ -70,7 +70,11 @@ class OSDREPostprocessor(Base):
         else:
             super().__init__(config)
         given = None if config is None else config.get("postprocessor")
-        section = PostprocessorSection.of({} if given is None else given, "postprocessor")
+        given = {} if given is None else given
+        if isinstance(given, Mapping) and isinstance(given.get("postprocessor_sweep"), Mapping):
+            # Options of a head have sections, here as dotted keys or nested.
+            given = {**given, "postprocessor_sweep": flat(given["postprocessor_sweep"])}
+        section = PostprocessorSection.of(given, "postprocessor")
         merged = {**(section.postprocessor_args or {}), **options}
         parsed = PostprocessorOptions.of(merged, "postprocessor_args")
         self.mode = MODES[parsed.mode](parsed)
