@@ -27,8 +27,8 @@ from tqdm import tqdm
 
 from ood_osdre import cli as eval_ood
 from ood_osdre.errors import UserError, count, number
+from ood_osdre.evaluation.records import differences
 from ood_osdre.files import atomic_path
-from ood_osdre.runs import differences
 
 # Of a method's name, what a folder's should not hold.
 REPLACED = (

@@ -16,12 +16,13 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .config import Config, load_config
+from .config import Config, Trained, load_config
 from .data.manifests import BENCHMARKS, benchmark_names
 from .errors import FAILED, UserError, count, exit_status, number
 from .evaluation.records import read_record
 from .resources import names
-from .training.run import MODEL_FILE, RECORD, RESULTS, STATE_FILE, holds, locked, refuse_existing
+from .sections import TrainingConfig
+from .training.run import MODEL_FILE, RECORD, RESULTS, STATES, holds, locked, refuse_existing
 
 if TYPE_CHECKING:
     import torch
@@ -36,6 +37,7 @@ examples:
   %(prog)s --id digits
   %(prog)s --id cifar10 --data-root ./data
   %(prog)s --id cifar10 --benchmark pack --seeds 3 training.lr=2e-3 data.broaden=0.5
+  %(prog)s --id cifar10 --config cifar10_representation --classifier runs/classifier
 
 A time budget or a signal saves the run and ends with status 3; go on with --resume.
 """
@@ -65,6 +67,8 @@ def parser() -> argparse.ArgumentParser:
     add("--cache-dir", type=Path, metavar="DIR", help="decoded images (default: in data root)")
     known = "a name of the benchmark's, a folder, list file or .npy array"
     add("--reference", metavar="NAME|PATH", help=known)
+    known = "of a head: a run folder, a file of weights, timm:NAME@FILE (default: trains one)"
+    add("--classifier", metavar="SOURCE", help=known)
     add("--checkpoint", type=Path, metavar="DIR", help="evaluate this run's model, no training")
     add("--seeds", type=count(1), default=1, metavar="N", help="runs with consecutive seeds")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1, ...")
@@ -140,7 +144,7 @@ def train_and_evaluate(args: argparse.Namespace) -> "MetricsTable | None":
         refuse_existing(args.out, folders, args.resume)  # again, as loading may have taken a while
         tables = []
         for seed, folder in folders.items():
-            seeded = config.replace(training=config.training.replace(seed=seed))
+            seeded = with_seed(config, seed)
             with nullcontext() if folder == args.out else claim(folder):
                 table = one_seed(args, seeded, data, folder, device)
             if table is None:
@@ -173,8 +177,8 @@ def one_seed(
     )
     if not outcome.finished:
         announce(
-            f"stopped ({outcome.reason}) at step {outcome.step} of {config.training.steps}, "
-            f"saved in {folder}; go on with --resume"
+            f"stopped ({outcome.reason}) at step {outcome.step}, saved in {folder}; go on with "
+            "--resume"
         )
         return None
     return evaluate_run(scorer, data, config, folder, selection, outcome, not args.quiet)
@@ -192,19 +196,20 @@ def evaluate_checkpoint(args: argparse.Namespace) -> "MetricsTable":
     scorer = load_scorer(args.checkpoint, device)
     source = str(args.checkpoint)
     config = Config.from_mapping(scorer.metadata["config"], source, args.overrides)
+    scoring = config.head or config
     for key in (override.partition("=")[0].strip() for override in args.overrides):
-        reader = READERS.get(key.removeprefix("evaluation."))
-        if reader not in (None, f"estimator {config.estimator}"):
+        reader, estimator = READERS.get(key.removeprefix("evaluation.")), scoring.estimator
+        if reader not in (None, f"estimator {estimator}"):
             raise UserError(
                 f"option {key}: is for {reader}, and --checkpoint {source} is a trained "
-                f"{config.estimator}."
+                f"{estimator}."
             )
     if args.id not in (None, config.id):
         raise UserError(f"--checkpoint {source}: trained with --id {config.id}, not {args.id}.")
     manifest = load_manifest(args.benchmark or config.benchmark, config.id)
     announce(f"{manifest.title}\n  checkpoint {source}, device {device}")
     # Nearest neighbours are those among the ID training images.
-    training = config.estimator == "classifier" and config.evaluation.score == "knn"
+    training = scoring.estimator == "classifier" and config.evaluation.score == "knn"
     data = load_benchmark(
         manifest, args.data_root, args.cache_dir, training=training, progress=not args.quiet
     )
@@ -230,6 +235,7 @@ def refuse_training_options(args: argparse.Namespace) -> None:
         "--time-budget": args.time_budget is not None,
         "--resume": args.resume,
         "--reference": args.reference,
+        "--classifier": args.classifier,
     }
     given = [option for option, value in training_only.items() if value]
     given += [f"option {o}" for o in args.overrides if not o.startswith("evaluation.")]
@@ -243,7 +249,7 @@ def refuse_other_results(folder: Path, selection: str) -> None:
     r"""Raises an error if a folder holds results, and not those of the same checkpoint."""
     if not holds(folder, *RESULTS):
         return
-    evaluated = holds(folder, RECORD) and not holds(folder, STATE_FILE, MODEL_FILE)
+    evaluated = holds(folder, RECORD) and not holds(folder, *STATES, MODEL_FILE)
     if not evaluated or read_record(folder / RECORD).selection != selection:
         raise UserError(
             f"--out {folder}: holds other results than of the checkpoint {selection}; "
@@ -269,16 +275,32 @@ def read_config(args: argparse.Namespace, name: str) -> Config:
         args: The command line; what it does not say is the configuration's.
         name: The name or file of the configuration.
     """
-    given = {"id": args.id, "benchmark": args.benchmark, "reference": args.reference}
+    given = {key: getattr(args, key) for key in ("id", "benchmark", "reference", "classifier")}
     options = [(key, value) for key, value in given.items() if value is not None]
     config = load_config(name, [*options, *args.overrides])
-    if args.max_steps is None or args.max_steps >= config.training.steps:
+    if args.max_steps is None:
         return config
-    t, steps = config.training, args.max_steps
-    short = t.replace(
+    head = config.head and config.head.replace(training=shortened(config.head, args.max_steps))
+    return config.replace(training=shortened(config, args.max_steps), head=head)
+
+
+def shortened(trained: Trained, most: int) -> TrainingConfig:
+    r"""Returns the training of a network or head with at most some number of steps."""
+    t, steps = trained.training, min(trained.training.steps, most)
+    if steps == t.steps:
+        return t
+    return t.replace(
         steps=steps, warmup=min(t.warmup, steps // 5), eval_every=min(t.eval_every, steps)
     )
-    return config.replace(training=short)
+
+
+def with_seed(config: Config, seed: int) -> Config:
+    r"""Returns the configuration with another seed; that of a head moves along with it."""
+    training, head = config.training.replace(seed=seed), config.head
+    if head is not None:
+        own = head.training.seed + seed - config.training.seed
+        head = head.replace(training=head.training.replace(seed=own))
+    return config.replace(training=training, head=head)
 
 
 def first_process() -> bool:

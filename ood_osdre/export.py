@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from .detectors import Scorer, load_scorer
 from .errors import UserError, exit_status
 from .files import atomic_path
-from .models import FoldedRatio
+from .models import FoldedRatio, RepresentationRatio
 
 # The largest difference from the original, as a share of an output's standard deviation.
 TOLERANCE = 1e-4
@@ -85,9 +85,12 @@ def export_scorer(scorer: Scorer, path: Path) -> float:
             f"{path}: got the suffix {path.suffix!r}, expected .pt2, or .onnx with the packages "
             f"{', '.join(missing or PACKAGES)}: pip install 'ood-osdre[export]'."
         )
-    if not isinstance(scorer.ratio, FoldedRatio):
+    ratio = scorer.ratio
+    if isinstance(ratio, RepresentationRatio):
+        ratio = ratio.ratio
+    if not isinstance(ratio, FoldedRatio):
         raise UserError(
-            f"{path}: got a {type(scorer.ratio).__name__}, only one-step and direct ratios can be "
+            f"{path}: got a {type(ratio).__name__}, only one-step and direct ratios can be "
             "exported."
         )
     module = DeployedScorer(scorer).eval()

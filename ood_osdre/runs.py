@@ -1,39 +1,58 @@
 r"""One run of the command: train a model on a benchmark, score the test sets, write the run folder.
 
+A run with a head has two stages, each with a state of its own in the run folder: `classifier/`, none
+if the classifier is given, and `head/`. Between them the features of ID and reference images are
+computed, in memory. The model of the run is both in one.
+
 A finished run folder holds `metrics.csv`, `metrics.md`, `scores.npz`, `score_density.png` and
 `run.json`, besides the selected model (`model.safetensors`) and `log.jsonl`. The table of a
 finished run is made from its scores, if its configuration and data are those of now.
 """
 
-__all__ = ["differences", "evaluate_run", "finished_table", "identity", "train_run"]
+__all__ = ["evaluate_run", "finished_table", "identity", "train_run"]
 
 import hashlib
-from collections.abc import Mapping
+import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from .config import Config
+from .config import Config, HeadConfig
 from .data import BenchmarkData, ImageSet
-from .data.lists import first
 from .data.transforms import Preprocess
-from .detectors import Scorer, TrainedModel
+from .detectors import (
+    GivenClassifier,
+    HeadData,
+    Scorer,
+    TrainedModel,
+    fit_head,
+    read_classifier,
+)
 from .errors import UserError
 from .evaluation.evaluate import Validation, check_neighbours, evaluate_benchmark, scoring_model
 from .evaluation.plots import draw_scores
-from .evaluation.records import RunRecord, read_record
+from .evaluation.records import RunRecord, differences, read_record
 from .evaluation.scores import Scores, read_scores, write_scores
 from .evaluation.tables import MetricsTable
 from .files import write_text_atomic
+from .models import Classifier, NetworkDigest, RepresentationRatio
 from .training import distributed
 from .training.batches import ImageBatches
 from .training.build import build_ratio, prepare_objective
+from .training.checkpoint import write_checkpoint
 from .training.fit import fit
-from .training.run import RECORD
+from .training.run import CLASSIFIER, HEAD, MODEL, RECORD, refuse_other_level
 from .training.trainer import Outcome
+
+SELECTIONS = {
+    "last": "the last step",
+    "held_out": "least end-point loss on held-out features of ID and reference images",
+    "held_out_auroc": "largest AUROC of held-out features of ID and of reference images",
+}
 
 
 def train_run(
@@ -58,7 +77,37 @@ def train_run(
 
     Returns:
         The selected scorer, how far the run came, and the selection rule.
+
+    Raises:
+        UserError: If options, data or a given classifier do not go together, the loss is not
+            finite, or the folder holds another run.
     """
+    refuse_other_level(folder, head=config.head is not None)
+    stage = Stage(folder, time_budget, resume, progress)
+    if config.head is None:
+        return _train_network(config, data, device, stage)
+    return _train_head(config, config.head, data, device, stage)
+
+
+class Stage(NamedTuple):
+    r"""Where and for how long a network is trained, see :func:`train_run`."""
+
+    folder: Path
+    time_budget: float | None
+    resume: bool
+    progress: bool
+
+    def next(self, name: str, started: float) -> "Stage":
+        r"""Returns the stage of a name, with what is left of a budget that ran since a time."""
+        budget = self.time_budget
+        left = None if budget is None else max(budget + started - time.monotonic(), 0.0)
+        return self._replace(folder=self.folder / name, time_budget=left)
+
+
+def _train_network(
+    config: Config, data: BenchmarkData, device: torch.device, stage: Stage
+) -> tuple[Scorer, Outcome, str]:
+    r"""Trains a network from pixels; returns what :func:`train_run` does."""
     options, evaluation, manifest = config.training, config.evaluation, data.manifest
     if evaluation.use_ood_val and data.ood_val is None:
         raise UserError(
@@ -91,14 +140,65 @@ def train_run(
         options,
         validation,
         select=evaluation.select,
-        folder=folder,
         metadata=metadata,
-        time_budget=time_budget,
-        resume=resume,
-        progress=progress,
+        **stage._asdict(),
     )
     scorer = Scorer.of(TrainedModel(fitted.model, preprocess, metadata))
     return scorer, fitted.outcome, validation.describe(evaluation.select)
+
+
+def _train_head(
+    config: Config, head: HeadConfig, data: BenchmarkData, device: torch.device, stage: Stage
+) -> tuple[Scorer, Outcome, str]:
+    r"""Trains a classifier, unless one is given, and a head on it; returns as :func:`train_run`."""
+    started, classes = time.monotonic(), int(data.id_train.labels.max()) + 1
+    manifest = data.manifest
+    if config.classifier is None:
+        torch.manual_seed(config.training.seed)
+        untrained = build_ratio(config, classes)
+        assert isinstance(untrained, Classifier)
+        given = GivenClassifier(untrained, config.network.to_dict())
+    else:
+        given = read_classifier(config.classifier, config, classes, manifest.size)
+    images = HeadData(config, head, data)
+    images.check(given.model)
+
+    rule, outcome = f"given: {config.classifier}", Outcome()
+    if config.classifier is None:
+        own = config.replace(head=None)
+        if not config.objective.outlier_exposure:  # which alone makes it look at the reference
+            own = own.replace(data=config.data.replace(broaden=0.0, mixture=0.0))
+        scorer, outcome, rule = _train_network(own, data, device, stage.next(CLASSIFIER, started))
+        assert isinstance(scorer.ratio, Classifier)
+        given = given._replace(model=scorer.ratio)
+        if not outcome.finished:
+            outcome.reason += ", training the classifier"
+            return scorer, outcome, rule
+
+    mean, std = given.statistics or (list(manifest.mean), list(manifest.std))
+    preprocess = Preprocess(mean, std, device)
+    classifier = given.model.to(device).eval()
+    metadata = _metadata(config, data, classes) | {"mean": mean, "std": std}
+    known = {"run": metadata, "classifier": NetworkDigest.of(classifier).digest}
+    before = time.monotonic()
+    features, stopped = images.features(classifier, preprocess, stage.progress)
+    seconds = outcome.seconds + time.monotonic() - before
+    if stopped:
+        scorer = Scorer.of(TrainedModel(classifier, preprocess, metadata))
+        return scorer, Outcome(reason=f"{stopped}, computing features", seconds=seconds), rule
+    final = stage.next(HEAD, started)._asdict()
+    fitted = fit_head(head, *features, device, metadata=known, **final)
+    model = RepresentationRatio(classifier, fitted.model, head.layers)
+    count, rank = fitted.model.whitening.shape
+    part = {"network": given.network, "features": count, "rank": rank}
+    metadata |= {"representation": part}
+    outcome = replace(fitted.outcome, seconds=seconds + fitted.outcome.seconds)
+    if outcome.finished and distributed.is_first():
+        write_checkpoint(stage.folder, MODEL, model.state_dict(), metadata)
+    if not outcome.finished:
+        outcome.reason += ", training the head"
+    scorer = Scorer.of(TrainedModel(model, preprocess, metadata))
+    return scorer, outcome, f"head: {SELECTIONS[head.select]}; classifier: {rule}"
 
 
 def evaluate_run(
@@ -242,39 +342,7 @@ def identity(data: BenchmarkData, trained: bool = False) -> dict[str, dict[str, 
     }
 
 
-def differences(
-    then: Mapping[str, Any], now: Mapping[str, Any], *, shared: bool = False
-) -> str | None:
-    r"""Says in what two configurations differ, one key after the other; None if in nothing.
-
-    Arguments:
-        then: The one, with sections in it.
-        now: The other.
-        shared: Whether only keys that both have count.
-    """
-    old, new = _flat(then), _flat(now)
-    keys = old.keys() & new.keys() if shared else old.keys() | new.keys()
-    missing = object()
-    differing = [
-        f"{key}={_short(old.get(key))} (not {_short(new.get(key))})"
-        for key in sorted(keys)
-        if old.get(key, missing) != new.get(key, missing)
-    ]
-    return first(differing, "key") if differing else None
-
-
 def _pixels(images: ImageSet) -> str:
     r"""Returns a SHA-256 of evenly spaced images, enough to notice another folder of files."""
     step = max(1, len(images) // 500)
     return hashlib.sha256(np.ascontiguousarray(images.images[::step]).data).hexdigest()
-
-
-def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
-    r"""Returns a configuration as a mapping from `section.key`."""
-    sections = {k: v if isinstance(v, Mapping) else {"": v} for k, v in config.items()}
-    return {f"{s}.{k}".rstrip("."): v for s, keys in sections.items() for k, v in keys.items()}
-
-
-def _short(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= 40 else f"{text[:12]}..."

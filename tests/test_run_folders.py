@@ -10,8 +10,7 @@ import torch
 from image_roots import as_cifar, make_root, write_image
 
 from ood_osdre.cli import FAILED, UNFINISHED, main
-from ood_osdre.evaluation.records import read_record
-from ood_osdre.runs import differences
+from ood_osdre.evaluation.records import differences, read_record
 from ood_osdre.training import checkpoint as checkpoints
 
 FAST = ["--quiet", "--device", "cpu", "network.width=0.125", "network.depths=[1, 1, 1, 1]"]

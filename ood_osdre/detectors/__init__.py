@@ -2,13 +2,25 @@ r"""Detectors for your own data: a ratio of inputs, and a ratio of a frozen netw
 
 __all__ = [
     "FeatureRatio",
+    "GivenClassifier",
+    "HeadData",
     "OneStepDetector",
     "Scorer",
     "TrainedModel",
+    "fit_head",
     "load_scorer",
+    "read_classifier",
     "read_model",
 ]
 
+from .feature_head import HeadData, fit_head
 from .feature_ratio import FeatureRatio
 from .one_step import OneStepDetector
-from .scorer import Scorer, TrainedModel, load_scorer, read_model
+from .scorer import (
+    GivenClassifier,
+    Scorer,
+    TrainedModel,
+    load_scorer,
+    read_classifier,
+    read_model,
+)

@@ -1,35 +1,53 @@
-r"""Training of the head on a classifier's features, from two sets of vectors.
+r"""Training of the head on a classifier's features: the features, and a fit to two sets of them.
 
-The vectors are whitened (:mod:`ood_osdre.models.representation`), a part of both sets is held out,
+:class:`HeadData` computes the features of a benchmark's images. The vectors are then whitened (:mod:`ood_osdre.models.representation`), a part of both sets is held out,
 and the rest trains whatever :class:`~ood_osdre.config.HeadConfig` describes: any frame, path,
 schedule, objective and estimator.
 """
 
-__all__ = ["HeadFit", "check_features", "empty_ratio", "fit_head"]
+__all__ = ["HeadData", "HeadFit", "check_features", "empty_ratio", "fit_head"]
 
 import json
 import math
-from collections.abc import Callable, Mapping
+import signal
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
+from tqdm import tqdm
 
-from ..config import HeadConfig
-from ..data.transforms import Standardise
+from ..config import Config, HeadConfig
+from ..data import BenchmarkData, ImageSet
+from ..data.transforms import Preprocess, Standardise, Standardiser
 from ..errors import UserError
 from ..evaluation.calibration import ratio_calibration
 from ..evaluation.metrics import ood_metrics
-from ..models import RatioModel, WhitenedRatio, Whitening, check_inputs, whitening_of
+from ..models import (
+    Classifier,
+    RatioModel,
+    WhitenedRatio,
+    Whitening,
+    check_inputs,
+    classifier_features,
+    evaluating,
+    explained,
+    named_layers,
+    whitening_of,
+)
 from ..training import checkpoint, distributed
-from ..training.batches import Stream, VectorBatches, step_generator
+from ..training.batches import Stream, VectorBatches, broadened, limited, step_generator
 from ..training.build import build_head, prepare_objective
 from ..training.fit import fit
+from ..training.run import caught_signals
 from ..training.trainer import Outcome
 
+CHANNELS = 3
 # With fewer vectors than this on a side, none are held out.
 SMALLEST = 50
 WHITENING = "whitening"
@@ -66,6 +84,103 @@ def check_features(features: object, count: int | None, what: str = "features") 
         count = count or max(features.shape[-1:].numel(), 1)
         features = features if features.is_complex() else features.detach().float()
     return check_inputs(features, (count or 1,), what)
+
+
+class HeadData:
+    r"""The images whose features a head is trained on, those that train a run without a head.
+
+    They are not augmented, but a share `data.broaden` of the reference is strongly transformed, and
+    one of `data.mixture` replaced by ID images. The classifier has been fitted to the same ID images,
+    unless it was given.
+
+    Arguments:
+        config: The configuration of the run.
+        head: The head.
+        data: The benchmark.
+    """
+
+    def __init__(self, config: Config, head: HeadConfig, data: BenchmarkData) -> None:
+        options, self.seed = config.data, config.training.seed
+        self.options, self.head, self.size = options, head, data.manifest.size
+        self.batch_size = config.evaluation.batch_size
+        self.id_images = limited(data.id_train, options.train_limit, self.seed)
+        reference, _ = data.split_reference()
+        limit = options.reference_limit or options.train_limit
+        self.reference = limited(reference, limit, self.seed)
+
+    def check(self, classifier: Classifier) -> None:
+        r"""Refuses, before anything is trained, layers that are not there and ranks that cannot be.
+
+        Arguments:
+            classifier: The classifier, trained or not.
+
+        Raises:
+            UserError: If it has no layer of a name, layers give no features, or the rank is larger
+                than the number of features or not smaller than that of images.
+        """
+        head, net = self.head, classifier.backbone
+        zeros = torch.zeros(2, CHANNELS, self.size, self.size).to(next(net.parameters()))
+        with evaluating(classifier), explained(net, zeros), torch.no_grad():
+            named_layers(net, head.layers)
+            count = classifier_features(classifier, zeros, head.layers).features.shape[1]
+        images = len(self.id_images) + len(self.reference)
+        for limit, what in ((count, "features"), (images - 1, "images, but one")):
+            if head.rank is not None and head.rank > limit:
+                raise UserError(
+                    f"head.rank: got {head.rank}, expected at most {limit}, the number of {what}."
+                )
+
+    @torch.no_grad()
+    def features(
+        self, classifier: Classifier, preprocess: Standardiser, progress: bool = False
+    ) -> tuple[tuple[Tensor, Tensor], str]:
+        r"""Returns the features of ID and of reference images, and what stopped this if it did.
+
+        They are computed as scores are, in single precision and in evaluation mode. A signal stops
+        it; a time budget does not, as nothing of it is kept.
+
+        Arguments:
+            classifier: The trained classifier.
+            preprocess: The preprocessing that it was trained with.
+            progress: Whether to show a progress bar.
+        """
+        stopped = ""
+        parts: tuple[list[Tensor], list[Tensor]] = [], []
+        total = len(self.id_images) + len(self.reference)
+        bar = tqdm(total=total, desc="features", unit="img", disable=not progress)
+        with caught_signals() as received, bar, evaluating(classifier):
+            for side, batches in zip(parts, self._inputs(preprocess), strict=True):
+                for x in batches:
+                    given = classifier_features(classifier, x, self.head.layers)
+                    side.append(given.features.cpu())
+                    bar.update(len(x))
+                    name = signal.Signals(received[0]).name if received else ""
+                    if stopped := distributed.from_first(name):
+                        break
+                if stopped:
+                    return (torch.empty(0), torch.empty(0)), stopped
+        x_1, x_0 = (torch.cat(side) for side in parts)
+        mixed = round(self.options.mixture * len(x_0))
+        if mixed:
+            random = step_generator(self.seed, Stream.SPLIT, 3, "cpu")
+            x_0[-mixed:] = x_1[torch.randint(len(x_1), (mixed,), generator=random)]
+        return (x_1, x_0), stopped
+
+    def _inputs(self, preprocess: Standardiser) -> tuple[Iterator[Tensor], Iterator[Tensor]]:
+        # In random order, as the first images of each batch are broadened.
+        random = step_generator(self.seed, Stream.SPLIT, 2, "cpu")
+        order = torch.randperm(len(self.reference), generator=random).numpy()
+
+        def batches(images: ImageSet, rows: NDArray[np.int64]) -> Iterator[Tensor]:
+            for start in range(0, len(rows), self.batch_size):
+                batch = images.images[rows[start : start + self.batch_size]]
+                yield preprocess(torch.as_tensor(np.ascontiguousarray(batch)))
+
+        reference: Iterator[Tensor] = batches(self.reference, order)
+        if self.options.broaden:
+            assert isinstance(preprocess, Preprocess)
+            reference = broadened(reference, preprocess, self.options.broaden, self.seed)
+        return batches(self.id_images, np.arange(len(self.id_images))), reference
 
 
 def fit_head(

@@ -1,31 +1,48 @@
 r"""A trained model that is ready to score: folded, with the preprocessing it was trained with.
 
 Whatever deploys a model scores with a :class:`Scorer`: the command, the detector, the plugins and
-the export. :func:`read_model` is the one reader of a trained model's checkpoint.
+the export. :func:`read_model` is the one reader of a trained model's checkpoint, and
+:func:`read_classifier` of the classifiers, ours or others', that a head is put on.
 """
 
-__all__ = ["Scorer", "TrainedModel", "load_scorer", "read_model"]
+__all__ = [
+    "GivenClassifier",
+    "Scorer",
+    "TrainedModel",
+    "load_scorer",
+    "read_classifier",
+    "read_model",
+]
 
+import os
+import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import timm
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
 
 from ..config import Config
 from ..data.transforms import Preprocess, Standardise, Standardiser, check_statistics
-from ..errors import UserError
+from ..errors import UserError, did_you_mean, one_line
 from ..evaluation.evaluate import score_images
-from ..models import RatioModel
-from ..training.build import build_ratio
+from ..models import Classifier, RatioModel, RepresentationRatio
+from ..sections import NetworkConfig
+from ..training.build import build_ratio, count_features
 from ..training.checkpoint import MODEL, checkpoint_path, read_checkpoint, restore
 from ..training.distributed import find_device
+from .feature_head import empty_ratio
 
 CHANNELS = 3
+# What pickles of weights raise if they are damaged, or hold more than tensors.
+DAMAGE = (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError, SafetensorError)
 
 
 class TrainedModel(NamedTuple):
@@ -136,7 +153,13 @@ def read_model(
     try:
         config = Config.from_mapping(metadata["config"], str(source))
         size, dim = metadata["size"], metadata.get("dim")
-        ratio = build_ratio(config, metadata["classes"], dim, backbone, size)
+        if config.head is None:
+            ratio = build_ratio(config, metadata["classes"], dim, backbone, size)
+        else:
+            part = metadata["representation"]
+            classifier = _build_classifier(part["network"], metadata["classes"])
+            inner = empty_ratio(config.head, part["features"], part["rank"])
+            ratio = RepresentationRatio(classifier, inner, config.head.layers)
         statistics = metadata["mean"], metadata["std"]
     except KeyError as error:
         raise UserError(f"{source}: {error} is missing, expected a trained model.") from None
@@ -157,3 +180,154 @@ def load_scorer(folder: str | Path, device: torch.device | str = "cpu") -> Score
         UserError: If the folder holds no model, it is damaged, or there is no such device.
     """
     return Scorer.of(read_model(Path(folder), find_device(device)))
+
+
+class GivenClassifier(NamedTuple):
+    r"""A classifier that was trained elsewhere.
+
+    Attributes:
+        model: The classifier.
+        network: How to build it again: the options of a network of ours, or timm's name under
+            `timm`.
+        statistics: The means and the standard deviations of the channels that it was trained with;
+            None if they are not known.
+    """
+
+    model: Classifier
+    network: Mapping[str, Any]
+    statistics: tuple[list[float], list[float]] | None = None
+
+
+def read_classifier(source: str, config: Config, classes: int, size: int) -> GivenClassifier:
+    r"""Reads the classifier that a head is to be put on.
+
+    Arguments:
+        source: A run folder, whose model has a class head; a file of weights, of OpenOOD's
+            ResNet18_32x32 or of our network as OpenOOD saves it; or `timm:NAME@FILE`.
+        config: The configuration: the network of a file of our own, and the ID data set.
+        classes: The number of ID classes.
+        size: The side of the images.
+
+    Raises:
+        UserError: If there is none, it is damaged, or of other classes or images.
+    """
+    if source.startswith("timm:"):
+        given = _from_timm(source, classes)
+    elif os.path.isdir(source):
+        given = _from_run(Path(source), config, size)
+    else:
+        given = _from_file(Path(source), config.network, classes)
+    if (found := given.model.class_head.out_features) != classes:
+        raise UserError(f"classifier {source}: has {found} classes, expected {classes}.")
+    count_features(given.model.backbone, (CHANNELS, size, size))
+    return given._replace(model=given.model.eval())
+
+
+def _from_run(folder: Path, config: Config, size: int) -> GivenClassifier:
+    trained = read_model(folder)
+    model, metadata = trained.ratio, trained.metadata
+    then = Config.from_mapping(metadata["config"])
+    holder: Any = getattr(model, "network", model)
+    head: Any = getattr(holder, "class_head", None)
+    found = {"id": then.id, "size": metadata["size"], "class head": isinstance(head, nn.Linear)}
+    expected = {"id": config.id, "size": size, "class head": True}
+    for name, value in expected.items():
+        if found[name] != value:
+            raise UserError(
+                f"classifier {folder}: got a model with {name} {found[name]}, expected {value}."
+            )
+    network = then.network.to_dict()
+    if isinstance(model, RepresentationRatio):
+        network = metadata["representation"]["network"]
+    mean, std = trained.preprocess.statistics
+    classifier = _classifier(holder.backbone, head)
+    return GivenClassifier(classifier, network, (mean.tolist(), std.tolist()))
+
+
+def _from_file(path: Path, network: NetworkConfig, classes: int) -> GivenClassifier:
+    tensors = _read_weights(path)
+    if any(key.startswith("ratio.") for key in tensors):
+        own = {k.removeprefix("ratio.").removeprefix("network."): v for k, v in tensors.items()}
+        own = {k: v for k, v in own.items() if k.startswith(("backbone.", "class_head."))}
+    elif {"conv1.weight", "layer1.0.conv1.weight", "fc.weight"} <= tensors.keys():
+        # OpenOOD's names of the parts of the ResNet-18 that our default network is.
+        network, own = NetworkConfig(), {}
+        for key, value in tensors.items():
+            name = f"backbone.net.{key.replace('shortcut', 'downsample')}"
+            own[f"class_head.{key[3:]}" if key.startswith("fc.") else name] = value
+    else:
+        raise UserError(
+            f"classifier {path}: got tensors {', '.join(sorted(tensors)[:3])}, ..., expected those "
+            "of OpenOOD's ResNet18_32x32, or of our network in OpenOOD (ratio.*)."
+        )
+    found = own["class_head.weight"].shape[0] if "class_head.weight" in own else classes
+    classifier = _build_classifier(network.to_dict(), found)
+    restore(classifier, own, path)
+    return GivenClassifier(classifier, network.to_dict())
+
+
+def _from_timm(source: str, classes: int) -> GivenClassifier:
+    name, _, file = source.removeprefix("timm:").partition("@")
+    if not name or not file:
+        raise UserError(
+            f"classifier: got {source}, expected timm:NAME@FILE, a file of its weights."
+        )
+    net = _timm_network(name, classes)
+    restore(net, _read_weights(Path(file)), Path(file))
+    return GivenClassifier(_from_net(net, name), {"timm": name})
+
+
+def _build_classifier(network: Mapping[str, Any], classes: int) -> Classifier:
+    r"""Builds an untrained classifier of the network that :class:`GivenClassifier` describes."""
+    # Its weights are replaced: the caller's generator stays as it is.
+    with torch.random.fork_rng(devices=[]):
+        if "timm" in network:
+            return _from_net(_timm_network(network["timm"], classes), network["timm"])
+        objective = {"endpoint": 0.0, "class_weight": 1.0}
+        config = {"estimator": "classifier", "network": network, "objective": objective}
+        model = build_ratio(Config.from_mapping(config), classes)
+    assert isinstance(model, Classifier)
+    return model
+
+
+def _timm_network(name: str, classes: int) -> nn.Module:
+    if not timm.is_model(name):
+        near = did_you_mean(name, timm.list_models())
+        raise UserError(f"classifier: timm has no model {name!r}{near}.")
+    with torch.random.fork_rng(devices=[]):
+        return timm.create_model(name, num_classes=classes).float()
+
+
+def _from_net(net: nn.Module, name: str) -> Classifier:
+    r"""Takes a network of timm apart, into what gives its features and its class head."""
+    head = net.get_classifier()  # type: ignore[operator]
+    if not isinstance(head, nn.Linear):
+        raise UserError(f"classifier: timm's {name} ends in no affine layer; take another.")
+    net.reset_classifier(0)  # type: ignore[operator]
+    return _classifier(net, head)
+
+
+def _classifier(backbone: nn.Module, head: nn.Linear) -> Classifier:
+    classifier = Classifier(backbone, head.in_features, head.out_features)
+    classifier.class_head = head
+    return classifier
+
+
+def _read_weights(path: Path) -> dict[str, Tensor]:
+    r"""Returns the tensors of a file of weights; nothing in it is executed."""
+    content: Any
+    try:
+        if path.suffix == ".safetensors":
+            content = load_file(path)
+        else:
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except DAMAGE as error:
+        raise UserError(f"classifier {path}: no weights ({one_line(error, 80)}).") from None
+    if isinstance(content, dict) and isinstance(content.get("state_dict"), dict):
+        content = content["state_dict"]
+    if not isinstance(content, dict) or not all(isinstance(v, Tensor) for v in content.values()):
+        raise UserError(
+            f"classifier {path}: got {type(content).__name__}, expected tensors by name."
+        )
+    # As DataParallel names them.
+    return {str(key).removeprefix("module."): value for key, value in content.items()}

@@ -194,8 +194,9 @@ def evaluate_benchmark(
     sets = [("id", f"{data.manifest.id_name}_test", data.id_test)]
     for role, group in (("near", data.near), ("far", data.far)):
         sets += [(role, name, images) for name, images in group.items()]
-    if isinstance(model, TimeConditionedRatio):
-        model.cost = NetworkEvaluations(0, 0)
+    solvers = solvers_of(model)
+    for solver in solvers:
+        solver.cost = NetworkEvaluations(0, 0)
     scores, accuracy = Scores(), None
     started = time.perf_counter()
     total = sum(len(images) for _, _, images in sets)
@@ -206,8 +207,8 @@ def evaluate_benchmark(
                 accuracy = float(np.mean(predicted == images.labels))
             scores.add(role, name, score, images.labels, images.names)
     seconds, evaluations = time.perf_counter() - started, 1.0
-    if isinstance(model, TimeConditionedRatio):
-        inputs, taken = distributed.gather_rows(np.array([model.cost])).sum(axis=0)
+    for solver in solvers:
+        inputs, taken = distributed.gather_rows(np.array([solver.cost])).sum(axis=0)
         evaluations = float(taken / inputs)
     return Evaluation(scores, accuracy, seconds, evaluations)
 
@@ -227,14 +228,19 @@ def scoring_model(
         UserError: If there are fewer ID training images than neighbours asked for.
     """
     model = model.fold()
-    if isinstance(model, TimeConditionedRatio):
-        model.solver, model.tolerance = options.solver, options.tolerance
-        model.evaluations = options.evaluations
+    for ratio in solvers_of(model):
+        ratio.solver, ratio.tolerance = options.solver, options.tolerance
+        ratio.evaluations = options.evaluations
     if isinstance(model, Classifier):
         model.score, model.neighbours = options.score, options.neighbours
         check_neighbours(model, id_train)
         _fit_neighbours(model, id_train, preprocess, options.batch_size)
     return model
+
+
+def solvers_of(model: RatioModel) -> list[TimeConditionedRatio]:
+    r"""Returns the time-conditioned ratio that a model is, or has for a head; none, or one."""
+    return [module for module in model.modules() if isinstance(module, TimeConditionedRatio)]
 
 
 def check_neighbours(model: RatioModel, id_train: ImageSet) -> None:

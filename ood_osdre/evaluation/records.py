@@ -7,6 +7,7 @@ __all__ = [
     "FinishedRun",
     "RunRecord",
     "command_line",
+    "differences",
     "git_commit",
     "library_versions",
     "platform_summary",
@@ -28,9 +29,10 @@ from typing import Any
 from pydantic import AliasPath, BaseModel, Field, ValidationError
 
 from .. import __version__
+from ..data.lists import first
 from ..errors import UserError, one_line
 from ..files import write_json_atomic
-from ..options import explain
+from ..options import explain, flat
 
 # Where code and configurations of the clone are, as git names files.
 CODE = ("*.py", ":/benchmarks/*.py", ":/configs/*.yml", ":/data_manifests/*.yml")
@@ -192,3 +194,29 @@ def read_record(path: str | os.PathLike[str]) -> FinishedRun:
         else:
             reason = one_line(error, 80)
         raise UserError(f"{path}: not a run record ({reason})") from None
+
+
+def differences(
+    then: Mapping[str, Any], now: Mapping[str, Any], *, shared: bool = False
+) -> str | None:
+    r"""Says in what two configurations differ, one key after the other; None if in nothing.
+
+    Arguments:
+        then: The one, with sections in it.
+        now: The other.
+        shared: Whether only keys that both have count.
+    """
+    old, new = ({k: v for k, v in flat(c).items() if v != {}} for c in (then, now))
+    keys = old.keys() & new.keys() if shared else old.keys() | new.keys()
+    missing = object()
+    differing = [
+        f"{key}={_short(old.get(key))} (not {_short(new.get(key))})"
+        for key in sorted(keys)
+        if old.get(key, missing) != new.get(key, missing)
+    ]
+    return first(differing, "key") if differing else None
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 40 else f"{text[:12]}..."

@@ -39,6 +39,7 @@ __all__ = [
     "gram_matrix",
     "input_batches",
     "inverse_noise",
+    "named_layers",
     "unwrapped",
     "whitening_of",
 ]
@@ -59,6 +60,7 @@ from .frozen import (
     explained,
     extract_features,
     input_batches,
+    named_layers,
     unwrapped,
 )
 from .networks import (

@@ -69,6 +69,12 @@ class Whitening(nn.Module):
         self.register_buffer("mean", mean)
         self.register_buffer("matrix", matrix)
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        r"""The numbers of features :math:`F` and of components :math:`r`."""
+        features = len(self.mean)
+        return features, features if self.matrix is None else self.matrix.shape[1]
+
     def forward(self, features: Tensor) -> Tensor:
         r"""Returns the components, with shape :math:`(B, r)`, of features :math:`(B, F)`."""
         with torch.autocast(features.device.type, enabled=False):

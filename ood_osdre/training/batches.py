@@ -17,6 +17,7 @@ __all__ = [
     "Stream",
     "VectorBatches",
     "broadened",
+    "limited",
     "step_generator",
     "vary_reference",
 ]
@@ -152,8 +153,8 @@ class ImageBatches(Batches):
                 f"data.crop: got {options.crop}, expected less than the images' side, {side}."
             )
         self._ends = reference, id_train
-        id_train = _limited(id_train, options.train_limit, seed)
-        reference = _limited(reference, options.reference_limit or options.train_limit, seed)
+        id_train = limited(id_train, options.train_limit, seed)
+        reference = limited(reference, options.reference_limit or options.train_limit, seed)
         self.id_images, self.reference_images = (
             torch.as_tensor(np.ascontiguousarray(s.images), device=self.device)
             for s in (id_train, reference)
@@ -262,7 +263,8 @@ def _normal_like(x: Tensor, generator: Generator) -> Tensor:
     return torch.randn(x.shape, generator=generator, device=x.device, dtype=x.dtype)
 
 
-def _limited(images: ImageSet, limit: int | None, seed: int) -> ImageSet:
+def limited(images: ImageSet, limit: int | None, seed: int) -> ImageSet:
+    r"""Returns as many images as a limit allows, drawn by the seed; None for all."""
     if limit is None or limit >= len(images):
         return images
     generator = step_generator(seed, Stream.LIMIT, 0, "cpu")

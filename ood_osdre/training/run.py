@@ -4,17 +4,21 @@ Nothing here imports torch, so a folder that is taken is refused at once.
 """
 
 __all__ = [
+    "CLASSIFIER",
+    "HEAD",
     "MODEL",
     "MODEL_FILE",
     "RECORD",
     "RESULTS",
     "STATE",
+    "STATES",
     "STATE_FILE",
     "RunLog",
     "caught_signals",
     "holds",
     "locked",
     "refuse_existing",
+    "refuse_other_level",
 ]
 
 import json
@@ -37,7 +41,11 @@ LOCK, LOG = ".lock", "log.jsonl"
 # The names of the two checkpoints of a run.
 STATE, MODEL = "state", "model"
 STATE_FILE, MODEL_FILE, RECORD = f"{STATE}.safetensors", f"{MODEL}.safetensors", "run.json"
-RESULTS = (STATE_FILE, MODEL_FILE, RECORD, "metrics.csv", "scores.npz")
+# The folders of the stages of a run with a head.
+CLASSIFIER, HEAD = "classifier", "head"
+STAGES = tuple(f"{stage}/{STATE_FILE}" for stage in (CLASSIFIER, HEAD))
+STATES = (STATE_FILE, *STAGES)
+RESULTS = (*STATES, MODEL_FILE, RECORD, "metrics.csv", "scores.npz")
 
 log = logging.getLogger(__name__)
 
@@ -86,14 +94,26 @@ def refuse_existing(out: Path, folders: Mapping[int, Path], resume: bool) -> Non
     several = len(folders) > 1
     others = [out] if several else sorted(out.glob("seed-*") if os.path.isdir(out) else ())
     expected = "one seed's" if several else "several seeds'"
-    found = [f"{f}: holds {expected} run" for f in others if holds(f, STATE_FILE)]
+    found = [f"{f}: holds {expected} run" for f in others if holds(f, *STATES)]
     for folder in folders.values():
         if not resume and holds(folder, *RESULTS):
             found.append(f"{folder}: holds a run already; go on with --resume")
-        if resume and holds(folder, RECORD) and not holds(folder, STATE_FILE):
+        if resume and holds(folder, RECORD) and not holds(folder, *STATES):
             found.append(f"{folder}: holds an evaluation, no training")
     if found:
         raise UserError(f"{found[0]}, or choose another --out.")
+
+
+def refuse_other_level(folder: Path, head: bool) -> None:
+    r"""Raises a :class:`UserError` if a folder holds a run with a head, or one without.
+
+    Arguments:
+        folder: The folder.
+        head: Whether the run that is to go on there has a head.
+    """
+    if holds(folder, *((STATE_FILE,) if head else STAGES)):
+        kind = "without" if head else "with"
+        raise UserError(f"{folder}: holds a run {kind} a head; choose another --out.")
 
 
 class RunLog:
