@@ -177,8 +177,8 @@ def one_seed(
     )
     if not outcome.finished:
         announce(
-            f"stopped ({outcome.reason}) at step {outcome.step}, saved in {folder}; go on with "
-            "--resume"
+            f"stopped ({outcome.reason}) at step {outcome.step} of {outcome.steps}, "
+            f"saved in {folder}; go on with --resume"
         )
         return None
     return evaluate_run(scorer, data, config, folder, selection, outcome, not args.quiet)

@@ -185,7 +185,8 @@ def _train_head(
     seconds = outcome.seconds + time.monotonic() - before
     if stopped:
         scorer = Scorer.of(TrainedModel(classifier, preprocess, metadata))
-        return scorer, Outcome(reason=f"{stopped}, computing features", seconds=seconds), rule
+        outcome = Outcome(reason=f"{stopped}, computing features", steps=head.training.steps)
+        return scorer, outcome, rule
     final = stage.next(HEAD, started)._asdict()
     fitted = fit_head(head, *features, device, metadata=known, **final)
     model = RepresentationRatio(classifier, fitted.model, head.layers)

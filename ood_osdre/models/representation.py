@@ -150,11 +150,9 @@ class WhitenedRatio(RatioModel):
                 whitening.matrix = None
             ratio.backbone = nn.Sequential(whitening, ratio.backbone)
             return ratio.eval()
-        if isinstance(ratio, TimeConditionedRatio) and isinstance(
-            ratio.network, TimeConditionedMLP
-        ):
-            stem = ratio.network.backbone.stem
-            ratio.network.backbone.stem = _merged(whitening, stem)
+        network = ratio.network if isinstance(ratio, TimeConditionedRatio) else None
+        if isinstance(network, TimeConditionedMLP) and whitening.matrix is not None:
+            network.backbone.stem = _merged(whitening, network.backbone.stem)
             whitening.matrix = None
         return WhitenedRatio(whitening, ratio).eval()
 

@@ -56,6 +56,7 @@ class Outcome:
         seconds: The training time so far, resumed parts included.
         best: The validation of the selected step, empty if there was none.
         history: Every validation.
+        steps: The number of all steps.
     """
 
     step: int = 0
@@ -64,6 +65,7 @@ class Outcome:
     seconds: float = 0.0
     best: dict[str, float] = field(default_factory=dict)
     history: list[dict[str, float]] = field(default_factory=list)
+    steps: int = 0
 
 
 class Trainer:
@@ -170,6 +172,7 @@ class Trainer:
         started, before = time.monotonic(), self.outcome.seconds
         self._began = self.outcome.step, started
         options, out, look = self.options, self.outcome, 0
+        out.steps = options.steps
         bar = tqdm(total=options.steps, initial=out.step, disable=not progress, unit="step")
         with caught_signals() as received, bar:
             while out.step < options.steps:
