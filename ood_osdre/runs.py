@@ -1,8 +1,7 @@
 r"""One run of the command: train a model on a benchmark, score the test sets, write the run folder.
 
-A run with a head has two stages, each with a state of its own in the run folder: `classifier/`, none
-if the classifier is given, and `head/`. Between them the features of ID and reference images are
-computed, in memory. The model of the run is both in one.
+A run with a head has two stages, each with its state in the run folder: `classifier/`, unless the
+classifier is given, and `head/`. Between them features are computed, in memory. Its model is both.
 
 A finished run folder holds `metrics.csv`, `metrics.md`, `scores.npz`, `score_density.png` and
 `run.json`, besides the selected model (`model.safetensors`) and `log.jsonl`. The table of a
@@ -48,12 +47,6 @@ from .training.fit import fit
 from .training.run import CLASSIFIER, HEAD, MODEL, RECORD, refuse_other_level
 from .training.trainer import Outcome
 
-SELECTIONS = {
-    "last": "the last step",
-    "held_out": "least end-point loss on held-out features of ID and reference images",
-    "held_out_auroc": "largest AUROC of held-out features of ID and of reference images",
-}
-
 
 def train_run(
     config: Config,
@@ -79,8 +72,7 @@ def train_run(
         The selected scorer, how far the run came, and the selection rule.
 
     Raises:
-        UserError: If options, data or a given classifier do not go together, the loss is not
-            finite, or the folder holds another run.
+        UserError: If options, data, folder or a given classifier do not go together.
     """
     refuse_other_level(folder, head=config.head is not None)
     stage = Stage(folder, time_budget, resume, progress)
@@ -108,29 +100,17 @@ def _train_network(
     config: Config, data: BenchmarkData, device: torch.device, stage: Stage
 ) -> tuple[Scorer, Outcome, str]:
     r"""Trains a network from pixels; returns what :func:`train_run` does."""
-    options, evaluation, manifest = config.training, config.evaluation, data.manifest
-    if evaluation.use_ood_val and data.ood_val is None:
-        raise UserError(
-            f"evaluation.use_ood_val: benchmark {manifest.name} has no OOD validation set here."
-        )
+    options, manifest = config.training, data.manifest
+    preprocess = Preprocess(manifest.mean, manifest.std, device)
+    validation = _validation(config, data, preprocess)
     torch.manual_seed(options.seed)
     # Batches have one shape, for which the fastest convolution is worth finding.
     torch.backends.cudnn.benchmark = True
-    preprocess = Preprocess(manifest.mean, manifest.std, device)
     classes = int(data.id_train.labels.max()) + 1
-    reference, near = data.split_reference()
+    reference, _ = data.split_reference()
     metadata = _metadata(config, data, classes)
     model = build_ratio(config, classes).to(device)
     check_neighbours(model, data.id_train)
-    validation = Validation(
-        data.id_val,
-        near,
-        preprocess,
-        evaluation.batch_size,
-        config.data.val_limit,
-        data.ood_val if evaluation.use_ood_val else None,
-        data.id_train,
-    )
     fitted = fit(
         model,
         partial(prepare_objective, config),
@@ -139,12 +119,30 @@ def _train_network(
         ),
         options,
         validation,
-        select=evaluation.select,
+        select=config.evaluation.select,
         metadata=metadata,
         **stage._asdict(),
     )
     scorer = Scorer.of(TrainedModel(fitted.model, preprocess, metadata))
-    return scorer, fitted.outcome, validation.describe(evaluation.select)
+    return scorer, fitted.outcome, validation.describe(config.evaluation.select)
+
+
+def _validation(config: Config, data: BenchmarkData, preprocess: Preprocess) -> Validation:
+    r"""Returns the validation of a run, which sees no test set."""
+    options = config.evaluation
+    if options.use_ood_val and data.ood_val is None:
+        raise UserError(
+            f"evaluation.use_ood_val: benchmark {data.manifest.name} has no OOD validation set here."
+        )
+    return Validation(
+        data.id_val,
+        data.split_reference()[1],
+        preprocess,
+        options.batch_size,
+        config.data.val_limit,
+        data.ood_val if options.use_ood_val else None,
+        data.id_train,
+    )
 
 
 def _train_head(
@@ -162,7 +160,6 @@ def _train_head(
         given = read_classifier(config.classifier, config, classes, manifest.size)
     images = HeadData(config, head, data)
     images.check(given.model)
-
     rule, outcome = f"given: {config.classifier}", Outcome()
     if config.classifier is None:
         own = config.replace(head=None)
@@ -191,15 +188,18 @@ def _train_head(
     fitted = fit_head(head, *features, device, metadata=known, **final)
     model = RepresentationRatio(classifier, fitted.model, head.layers)
     count, rank = fitted.model.whitening.shape
-    part = {"network": given.network, "features": count, "rank": rank}
-    metadata |= {"representation": part}
+    metadata["representation"] = {"network": given.network, "features": count, "rank": rank}
     outcome = replace(fitted.outcome, seconds=seconds + fitted.outcome.seconds)
-    if outcome.finished and distributed.is_first():
-        write_checkpoint(stage.folder, MODEL, model.state_dict(), metadata)
+    scorer = Scorer.of(TrainedModel(model, preprocess, metadata))
     if not outcome.finished:
         outcome.reason += ", training the head"
-    scorer = Scorer.of(TrainedModel(model, preprocess, metadata))
-    return scorer, outcome, f"head: {SELECTIONS[head.select]}; classifier: {rule}"
+    else:
+        # Beside what was watched on features: the numbers by which any run is known.
+        numbers = _validation(config, data, preprocess)(scorer.ratio)
+        outcome.best = outcome.best | {k: float(v) for k, v in numbers.items()}
+        if distributed.is_first():
+            write_checkpoint(stage.folder, MODEL, model.state_dict(), metadata)
+    return scorer, outcome, f"head: {fitted.rule}; classifier: {rule}"
 
 
 def evaluate_run(

@@ -51,6 +51,11 @@ CHANNELS = 3
 # With fewer vectors than this on a side, none are held out.
 SMALLEST = 50
 WHITENING = "whitening"
+RULES = {
+    "last": "the last step",
+    "held_out": "least end-point loss on held-out features of ID and reference images",
+    "held_out_auroc": "largest AUROC of held-out features of ID and of reference images",
+}
 
 
 class HeadFit(NamedTuple):
@@ -59,10 +64,12 @@ class HeadFit(NamedTuple):
     Attributes:
         model: The ratio of features.
         outcome: How far the training came.
+        rule: How the step was selected.
     """
 
     model: WhitenedRatio
     outcome: Outcome
+    rule: str
 
 
 def check_features(features: object, count: int | None, what: str = "features") -> Tensor:
@@ -227,20 +234,21 @@ def fit_head(
     labels = torch.zeros(len(id_train), dtype=torch.long)
     whitened = Standardise([0.0] * rank, [1.0] * rank, device)
     batches = VectorBatches(id_train, labels, train, whitened, training.batch_size, seed)
+    select = "last" if validate is None else head.select
     fitted = fit(
         build_head(head, rank).to(device),
         partial(prepare_objective, head),
         batches,
         training,
         validate,
-        select=None if validate is None or head.select == "last" else head.select,
+        select=None if select == "last" else select,
         folder=folder,
         metadata=metadata,
         time_budget=time_budget,
         resume=resume,
         progress=progress,
     )
-    return HeadFit(WhitenedRatio(whitening, fitted.model), fitted.outcome)
+    return HeadFit(WhitenedRatio(whitening, fitted.model), fitted.outcome, RULES[select])
 
 
 def empty_ratio(head: HeadConfig, features: int, rank: int) -> WhitenedRatio:
