@@ -8,15 +8,12 @@ import torch
 from torch import Generator, Tensor, nn
 
 from ood_osdre.models.bases import KERNELS, RBFBasis
+from ood_osdre.models.networks import QuadraticFeatures
 from ood_osdre.models.ratio import Prediction, RatioModel
 from ood_osdre.objectives.base import Batch
 from ood_osdre.objectives.endpoint import DonskerVaradhan
 from ood_osdre.paths.quadrature import composite_rule
-from ood_osdre.tasks.features import (
-    OrthonormalBasis,
-    QuadraticFeatures,
-    TimeConditionedFeatures,
-)
+from ood_osdre.tasks.features import OrthonormalBasis, TimeConditionedFeatures
 from ood_osdre.tasks.fit import METHODS, FitOptions, RatioFit, divergence, fit_ratio
 from ood_osdre.tasks.rows import Affine
 
@@ -27,28 +24,6 @@ def shifted(n: int, generator: Generator) -> tuple[Tensor, Tensor]:
     r"""Draws N(0, I) and N((1, 0), I), whose log-ratio is x_1 - 1/2."""
     x = torch.randn(2, n, 2, generator=generator)
     return x[0], x[1] + torch.tensor([1.0, 0.0])
-
-
-def test_quadratic_features_are_orthonormal_under_the_standard_normal() -> None:
-    x, w = np.polynomial.hermite_e.hermegauss(4)
-    grid = torch.cartesian_prod(*[torch.as_tensor(x)] * 3)
-    weights = torch.cartesian_prod(*[torch.as_tensor(w / w.sum())] * 3).prod(dim=1)
-    features = QuadraticFeatures(3)
-    values = features(grid)
-
-    assert values.shape == (64, features.features) == (64, 9)
-    gram = values.T @ (weights[:, None] * values)
-    assert torch.allclose(gram, torch.eye(9), atol=1e-12)
-    assert torch.allclose(weights @ values, torch.zeros(9), atol=1e-12)
-
-
-def test_block_features_couple_coordinates_of_a_block_only() -> None:
-    x = torch.randn(5, 5)
-    values = QuadraticFeatures(5, block=2)(x)
-
-    assert values.shape == (5, 12)
-    assert torch.allclose(values[:, 10:], torch.stack([x[:, 0] * x[:, 1], x[:, 2] * x[:, 3]], 1))
-    assert QuadraticFeatures(4, block=1).features == 8
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

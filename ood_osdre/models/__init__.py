@@ -14,6 +14,7 @@ __all__ = [
     "NetworkEvaluations",
     "OneStepRatio",
     "Prediction",
+    "QuadraticFeatures",
     "RBFBasis",
     "RatioModel",
     "ResNetBackbone",
@@ -56,6 +57,13 @@ from .frozen import (
     input_batches,
     unwrapped,
 )
-from .networks import MLP, CoefficientNetwork, Coefficients, ResNetBackbone, check_inputs
+from .networks import (
+    MLP,
+    CoefficientNetwork,
+    Coefficients,
+    QuadraticFeatures,
+    ResNetBackbone,
+    check_inputs,
+)
 from .ratio import DirectRatio, FoldedRatio, OneStepRatio, Prediction, RatioModel
 from .unet import CHANNELS, UNetDecoder, UNetEncoder, VectorDecoder, inverse_noise

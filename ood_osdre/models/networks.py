@@ -12,8 +12,17 @@ coefficients, and the shares add up to the pooled output. Block-wise objectives 
 inference uses the sum.
 """
 
-__all__ = ["MLP", "CoefficientNetwork", "Coefficients", "ResNetBackbone", "check_inputs", "zeroed"]
+__all__ = [
+    "MLP",
+    "CoefficientNetwork",
+    "Coefficients",
+    "QuadraticFeatures",
+    "ResNetBackbone",
+    "check_inputs",
+    "zeroed",
+]
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar, cast
 
@@ -184,6 +193,37 @@ class MLP(nn.Module):
         for layer in self.layers:
             x = x + layer(x)
         return self.activation(x)
+
+
+class QuadraticFeatures(nn.Module):
+    r"""The features :math:`x_i`, :math:`(x_i^2 - 1) / \sqrt{2}` and :math:`x_i x_j`.
+
+    They are orthonormal under :math:`\mathcal{N}(0, I)`. An affine head on them is any quadratic
+    function, or with `block`, one that couples coordinates of the same block only. Between two
+    Gaussians every time score of a Gaussian path is a quadratic function of the point.
+
+    Arguments:
+        dim: The dimension :math:`d` of the inputs.
+        block: The size of the blocks of consecutive coordinates; None for one block.
+    """
+
+    rows: Tensor
+    columns: Tensor
+
+    def __init__(self, dim: int, block: int | None = None) -> None:
+        super().__init__()
+        i, j = torch.triu_indices(dim, dim, offset=1)
+        if block is not None:
+            same = i // block == j // block
+            i, j = i[same], j[same]
+        self.register_buffer("rows", i)
+        self.register_buffer("columns", j)
+        self.features = 2 * dim + len(i)
+
+    def forward(self, x: Tensor) -> Tensor:
+        r"""Returns the features, with shape :math:`(B, F)`, of `x`, with shape :math:`(B, d)`."""
+        squares = (x**2 - 1) / math.sqrt(2)
+        return torch.cat([x, squares, x[:, self.rows] * x[:, self.columns]], dim=1)
 
 
 def zeroed(layer: Affine) -> Affine:

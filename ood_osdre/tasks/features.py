@@ -1,15 +1,15 @@
-r"""Parts that suit ratios of vectors: normal scores, quadratic features and a better basis.
+r"""Parts that suit ratios of vectors: normal scores, a better basis, and a head of the time.
 
 Increasing maps of single coordinates leave a mutual information as it is; :class:`NormalScores`
 takes away what makes heavy tails hard.
 
-Between two Gaussians every time score of a Gaussian path is a quadratic function of the point, so a
-network with a linear head on quadratic features can represent it exactly. What is left is the
-conditioning of the regression: features have unit variance under a standard normal, and
-:class:`OrthonormalBasis` does the same for the functions of the time.
+A linear head on :class:`~ood_osdre.models.QuadraticFeatures` can represent the time score between
+two Gaussians exactly. What is left is the conditioning of the regression: those features have unit
+variance under a standard normal, and :class:`OrthonormalBasis` does the same for the functions of
+the time.
 """
 
-__all__ = ["NormalScores", "OrthonormalBasis", "QuadraticFeatures", "TimeConditionedFeatures"]
+__all__ = ["NormalScores", "OrthonormalBasis", "TimeConditionedFeatures"]
 
 import math
 
@@ -71,36 +71,6 @@ def _interpolate(x: Tensor, values: Tensor, scores: Tensor) -> Tensor:
     inside = scores[i - 1] + rise * ((nearest - values[i - 1]) / gap)
     excess = (rise * (beyond.abs() / gap)).clamp(max=LARGEST)
     return inside + beyond.sign() * torch.log1p(excess)
-
-
-class QuadraticFeatures(nn.Module):
-    r"""The features :math:`x_i`, :math:`(x_i^2 - 1) / \sqrt{2}` and :math:`x_i x_j`.
-
-    They are orthonormal under :math:`\mathcal{N}(0, I)`. An affine head on them is any quadratic
-    function, or with `block`, one that couples coordinates of the same block only.
-
-    Arguments:
-        dim: The dimension :math:`d` of the inputs.
-        block: The size of the blocks of consecutive coordinates; None for one block.
-    """
-
-    rows: Tensor
-    columns: Tensor
-
-    def __init__(self, dim: int, block: int | None = None) -> None:
-        super().__init__()
-        i, j = torch.triu_indices(dim, dim, offset=1)
-        if block is not None:
-            same = i // block == j // block
-            i, j = i[same], j[same]
-        self.register_buffer("rows", i)
-        self.register_buffer("columns", j)
-        self.features = 2 * dim + len(i)
-
-    def forward(self, x: Tensor) -> Tensor:
-        r"""Returns the features, with shape :math:`(B, F)`, of `x`, with shape :math:`(B, d)`."""
-        squares = (x**2 - 1) / math.sqrt(2)
-        return torch.cat([x, squares, x[:, self.rows] * x[:, self.columns]], dim=1)
 
 
 class OrthonormalBasis(TemporalBasis):

@@ -38,6 +38,7 @@ from ..models import (
     CoefficientNetwork,
     DirectRatio,
     OneStepRatio,
+    QuadraticFeatures,
     RatioModel,
     RBFBasis,
     TimeConditionedMLP,
@@ -61,7 +62,7 @@ from ..options import Count, Options, Positive, Weight
 from ..paths import DDBINoise, GaussianPath, InverseVarianceWeight, Moments
 from ..sections import KernelName, Seed
 from ..training.distributed import find_device
-from .features import OrthonormalBasis, QuadraticFeatures, TimeConditionedFeatures
+from .features import OrthonormalBasis, TimeConditionedFeatures
 
 # The bridge's variance rate and the floor of D3RE's path, for standardised data.
 D3RE_NOISE = 0.5, 0.005
