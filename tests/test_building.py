@@ -96,6 +96,54 @@ def test_every_configured_objective_gives_finite_losses_and_gradients(
     assert gradient.abs().max() > 0
 
 
+LEARNT = {"schedule": "kumaraswamy_spherical", "noise": "ddbi", "gamma2": 0.3, "eps": 0.05}
+BESIDE = {
+    "all": {
+        "class_weight": 1.0,
+        "outlier_exposure": 1.0,
+        "conditional": 1.0,
+        "conditional_form": "antithetic",
+        "time_score": 1.0,
+        "path_difference": 1.0,
+        "shrinkage": 1.0,
+    },
+    "denoising": {"conditional": 1.0, "data_score": 1.0},
+    "slices": {"time_score": 1.0, "data_score": 1.0},
+}
+
+
+@pytest.mark.parametrize("beside", BESIDE)
+@pytest.mark.parametrize("weight", WEIGHTS)
+@pytest.mark.parametrize("times", ["uniform", "inverse_variance"])
+def test_the_path_hears_of_its_own_measure_alone(beside: str, weight: str, times: str) -> None:
+    ratio, _, objective, batch = make(
+        (3,),
+        classes=4,
+        network={"kind": "mlp"},
+        path=LEARNT,
+        times={"kind": times},
+        objective={**BESIDE[beside], "path_variance": 1.0, "weight": weight},
+    )
+    for p in ratio.parameters():  # zero heads would hide what depends on the scores
+        torch.nn.init.normal_(p, std=0.3)
+    for p in objective.parameters():
+        p.data += 0.1 * torch.randn_like(p)
+    path = list(objective.terms["path_variance"].path.parameters())
+    assert len(path) == 4  # logits, two shapes, and the bridge's variance
+
+    losses = objective(ratio, batch)
+    for name in losses.keys() - {"path_variance", "total"}:
+        grads = torch.autograd.grad(losses[name].sum(), path, allow_unused=True, retain_graph=True)
+        assert all(g is None for g in grads), name
+    own, whole = (
+        torch.autograd.grad(losses[name].sum(), path, retain_graph=True)
+        for name in ("path_variance", "total")
+    )
+    for g, h in zip(own, whole, strict=True):
+        assert g.abs().sum() > 0
+        torch.testing.assert_close(g, h, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("noise", NOISES)
 def test_every_configured_path_samples_on_its_interval(schedule: str, noise: str) -> None:
