@@ -104,8 +104,11 @@ class Config(Options):
         yield from self._network_conflicts()
         if self.objective.path_variance:
             path = self.path
-            if not path.schedule.startswith("kumaraswamy"):
-                yield f"objective.path_variance: is on, but path.schedule {path.schedule} has no parameters."
+            if path.noise == "dequantisation" and not path.schedule.startswith("kumaraswamy"):
+                yield (
+                    "objective.path_variance: is on, but a path with path.schedule "
+                    f"{path.schedule} and path.noise {path.noise} has no parameters."
+                )
             if path.noise != "dequantisation" and path.gamma2 == 0:
                 yield "path.gamma2: got 0, expected more with objective.path_variance."
 

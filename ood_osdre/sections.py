@@ -95,8 +95,8 @@ class PathConfig(Options):
         schedule: The schedule of :math:`\alpha` and :math:`\beta`; the Kumaraswamy mixtures
             have parameters, trained through `objective.path_variance`.
         noise: The noise model of :math:`v`.
-        gamma2: The bridge's variance :math:`\gamma^2`.
-        eps: The dequantisation variance :math:`\varepsilon`.
+        gamma2: The bridge's variance :math:`\gamma^2`; with `objective.path_variance` its start.
+        eps: The dequantisation variance :math:`\varepsilon`, never learnt.
         t_min: The distance of training times from 0 and 1; null for the schedule's own.
     """
 
@@ -149,7 +149,8 @@ class ObjectiveConfig(Options):
         path_difference: The weight of the path-difference loss.
         delta: The step of the path difference.
         shrinkage: The weight of the squared log-ratio, which bounds it.
-        path_variance: The weight of the learnable schedule's own closed-form variance.
+        path_variance: The weight of the path's own measure, :math:`\log \int V(t) \, dt`, which
+            alone trains :math:`\gamma^2` of a bridge, and a Kumaraswamy schedule.
         weight: The weighting :math:`\lambda(t)` of the score-matching terms.
         separate_forwards: Whether reference and ID images pass the network apart, as in the paper's
             baselines. With batch normalisation that lets a network tell them apart in training only.

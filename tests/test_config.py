@@ -224,7 +224,11 @@ FILES = [
     ("objective: {endpoint: 0}", "objective: no term trains", "set one of endpoint, conditional"),
     ("estimator: direct\nobjective: {time_score: 1}", "objective.time_score: is on", "direct"),
     (MLP + TIMED % ", conditional: 1", "objective: got conditional and time_score", "one for"),
-    ("objective: {path_variance: 1}", "objective.path_variance: is on", "path.schedule"),
+    (
+        "path: {noise: dequantisation}\nobjective: {path_variance: 1}",
+        "objective.path_variance: is on",
+        "path.schedule trigonometric and path.noise dequantisation has no parameters",
+    ),
     (
         "path: {schedule: kumaraswamy_affine, gamma2: 0}\nobjective: {path_variance: 1}",
         "path.gamma2: got 0",
