@@ -156,6 +156,7 @@ def evaluate_run(
             "accuracy": done.accuracy,
             "parameters": scorer.parameters,
             "evaluations": done.evaluations,
+            **({} if outcome is None else outcome.learnt),
         },
     )
     record.write(folder / RECORD)

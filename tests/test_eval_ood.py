@@ -18,7 +18,7 @@ from ood_osdre.evaluation.scores import read_scores
 FAST = ["--quiet", "--device", "cpu", "network.width=0.125", "network.depths=[1, 1, 1, 1]"]
 FAST += ["network.stem_stride=2", "training.batch_size=8", "data.val_limit=20"]
 ESTIMATORS = {
-    "one_step": [],
+    "one_step": ["objective.path_variance=1"],
     "direct": ["objective.endpoint_loss=kliep", "objective.separate_forwards=true"],
     "time_conditioned": [
         "network.norm=group", "objective.endpoint=0", "objective.class_weight=0",
@@ -79,6 +79,8 @@ def test_a_model_is_trained_scored_and_scored_anew(
 
     records = [json.loads((run / "run.json").read_text()) for run in (first, second)]
     assert [r["config"]["estimator"] for r in records] == [estimator] * 2
+    learnt = records[0]["results"].get("path", {})
+    assert learnt.keys() == ({"gamma2", "eps"} if estimator == "one_step" else set())
     scores = [read_scores(run / "scores.npz").of("id") for run in (first, second)]
     same = all(
         np.allclose(a.score, b.score) for a, b in zip(*map(dict.values, scores), strict=True)

@@ -99,3 +99,6 @@ class PathVariance(PathTerm):
         # Not a matrix product, which autocast would take to half precision.
         variance = (weights * self.path.moment_variance(nodes, self.moments)).sum()
         return variance.log().expand_as(batch.t)
+
+    def learnt(self) -> dict[str, Any]:  # noqa: D102
+        return {"path": self.path.numbers()}

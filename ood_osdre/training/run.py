@@ -26,6 +26,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -117,8 +118,8 @@ class RunLog:
         self.lines = [line for line in text.splitlines() if _step_of(line) <= step]
         self._save()
 
-    def write(self, entry: Mapping[str, float]) -> None:
-        r"""Appends an entry: named numbers, the step among them."""
+    def write(self, entry: Mapping[str, Any]) -> None:
+        r"""Appends an entry: named numbers, the step among them, and what the objective learns."""
         self.lines.append(json.dumps(entry))
         self._save()
 

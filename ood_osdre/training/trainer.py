@@ -30,7 +30,7 @@ from tqdm import tqdm
 
 from ..errors import UserError
 from ..models import RatioModel
-from ..objectives import Batch
+from ..objectives import Batch, Objective
 from ..sections import TrainingConfig
 from . import checkpoint, distributed
 from .optimisation import adamw, autocast_dtype, average_into, learning_rate_factor
@@ -56,6 +56,8 @@ class Outcome:
         seconds: The training time so far, resumed parts included.
         best: The validation of the selected step, empty if there was none.
         history: Every validation.
+        learnt: What was trained beside networks, after the last step: `path`, the numbers of a
+            learnable path. Empty before that.
     """
 
     step: int = 0
@@ -64,6 +66,7 @@ class Outcome:
     seconds: float = 0.0
     best: dict[str, float] = field(default_factory=dict)
     history: list[dict[str, float]] = field(default_factory=list)
+    learnt: dict[str, Any] = field(default_factory=dict)
 
 
 class Trainer:
@@ -71,7 +74,7 @@ class Trainer:
 
     Arguments:
         ratio: The untrained model, on the device to train on.
-        objective: A module from the model and a batch to the losses of terms and their `total`.
+        objective: From the model and a batch to the losses of terms and their `total`.
         batches: A function from the step to a batch.
         options: Steps, optimiser, averaging and precision.
         validate: A function from the averaged model to named numbers.
@@ -88,7 +91,7 @@ class Trainer:
     def __init__(
         self,
         ratio: RatioModel,
-        objective: nn.Module,
+        objective: Objective,
         batches: Callable[[int], Batch],
         options: TrainingConfig,
         validate: Validate | None = None,
@@ -228,7 +231,7 @@ class Trainer:
             val=f"{out.history[-1].get(self.select or '', math.nan):.4f}" if out.history else "-",
         )
         if self.log is not None and (validate or out.step % LOG_EVERY == 0):
-            self.log.write(entry)
+            self.log.write(entry | self.objective.learnt())
 
     def _keep(self, numbers: dict[str, float]) -> None:
         r"""Records a validation and keeps the averaged model if it is the best so far."""
@@ -247,6 +250,7 @@ class Trainer:
     def _finish(self) -> None:
         if self.select is None or not self.outcome.best:
             self.kept = self.averaged
+        self.outcome.learnt = self.objective.learnt()
         if self.output is not None:
             checkpoint.write_checkpoint(
                 self.output, checkpoint.MODEL, self.kept.state_dict(), self.metadata
