@@ -10,11 +10,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from scipy import integrate
 from torch import Tensor, nn
 
 import ood_osdre
+from ood_osdre.config import Config
+from ood_osdre.data.transforms import Standardise
 from ood_osdre.errors import UserError
 from ood_osdre.models.bases import RBFBasis
 from ood_osdre.models.networks import MLP, CoefficientNetwork, ResNetBackbone
@@ -31,7 +35,11 @@ from ood_osdre.paths.noises import DDBINoise
 from ood_osdre.paths.schedules import KumaraswamySchedule
 from ood_osdre.sections import TrainingConfig
 from ood_osdre.training import checkpoint as checkpoints
+from ood_osdre.training.batches import VectorBatches
+from ood_osdre.training.build import build_ratio, prepare_objective
+from ood_osdre.training.fit import fit
 from ood_osdre.training.optimisation import (
+    PATH_RATE,
     adamw,
     autocast_dtype,
     average_into,
@@ -330,8 +338,64 @@ def test_only_weights_decay_and_every_parameter_is_trained_once() -> None:
     for p in network.parameters():
         assert decay[id(p)] == (0.1 if p.ndim > 1 else 0.0)
         assert peak[id(p)] == 1e-2
-    assert all(decay[id(p)] == 0 and peak[id(p)] == 1e-2 for p in path.parameters())
+    assert all(decay[id(p)] == 0 and peak[id(p)] == PATH_RATE for p in path.parameters())
     assert all(decay[id(p)] == 0 and peak[id(p)] == 5e-3 for p in ratio.basis.parameters())
+
+
+def log_mean_variance(gamma2: float, eps: float, dim: int) -> float:
+    r"""Returns log ∫V of whitened ends and x_t = cos x_0 + sin x_1 + sqrt(v) z, by quadrature."""
+
+    def variance(t: float) -> float:
+        v, slope = gamma2 * t * (1 - t) + eps, gamma2 * (1 - 2 * t)
+        return dim / 2 * (slope / v) ** 2 + (math.pi / 2) ** 2 * dim / v
+
+    near_ends = [x for s in (eps, 10 * eps) for x in (s / gamma2, 1 - s / gamma2) if 0 < x < 1]
+    return math.log(integrate.quad(variance, 0, 1, points=near_ends, limit=500)[0])
+
+
+@pytest.mark.parametrize(
+    ("start", "eps", "least"), [(0.5, 0.001, 0.14), (0.01, 0.005, 0.27), (0.01, 0.05, 0.62)]
+)
+def test_the_bridge_comes_to_the_scale_of_whitened_data(
+    tmp_path: Path, start: float, eps: float, least: float
+) -> None:
+    torch.set_default_dtype(torch.float32)
+    n, dim = 512, 8
+    x_0, x_1 = torch.randn(2, n, dim)
+    # Exactly white: no mean, second moments of one.
+    x_0, x_1 = (n**0.5 * torch.linalg.qr(x - x.mean(dim=0))[0] for x in (x_0, x_1))
+    config = Config.from_mapping(
+        {
+            "network": {"kind": "mlp", "width": 1 / 16, "depths": [1]},
+            "path": {"gamma2": start, "eps": eps},
+            "objective": {"endpoint": 0, "conditional": 1, "path_variance": 1},
+            "training": TrainingConfig.short(200).to_dict(),
+        }
+    )
+    batches = VectorBatches(
+        x_1, torch.full((n,), -1), x_0, Standardise([0.0] * dim, [1.0] * dim), 32, seed=0
+    )
+    fitted = fit(
+        build_ratio(config, 0, dim),
+        lambda moments, model: prepare_objective(config, moments, model),
+        batches,
+        config.training,
+        folder=tmp_path,
+        progress=False,
+    )
+    path = fitted.outcome.learnt["path"]
+    assert path.keys() == {"gamma2", "eps"}
+    assert path["eps"] == eps
+    assert logged(tmp_path)[-1]["path"] == path
+
+    grid = np.geomspace(1e-3, 10, 61)
+    values = [log_mean_variance(g, eps, dim) for g in grid]
+    assert grid[np.argmin(values)] == pytest.approx(least, rel=0.15)
+    reached = log_mean_variance(path["gamma2"], eps, dim)
+    assert log_mean_variance(start, eps, dim) > min(values) + 0.01
+    assert reached < min(values) + math.log(1.1)
+    # The term's own quadrature agrees with this one.
+    assert logged(tmp_path)[-1]["loss_path_variance"] == pytest.approx(reached, abs=0.01)
 
 
 def test_the_average_holds_parameters_and_statistics_and_copies_counts() -> None:
