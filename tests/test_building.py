@@ -56,7 +56,8 @@ def make(
         (NetworkConfig, "norm", NORMS),
         # A network for images has no cell a dimension.
         (ObjectiveConfig, "conditional_form", set(FORMS) - {"per_dimension"}),
-        (ObjectiveConfig, "endpoint_loss", LOSSES),
+        # The bounds on a divergence are objectives of the tasks.
+        (ObjectiveConfig, "endpoint_loss", set(LOSSES) - {"nwj", "mine"}),
         (ObjectiveConfig, "weight", WEIGHTS),
         (PathConfig, "noise", NOISES),
         (PathConfig, "schedule", SCHEDULES),
