@@ -128,10 +128,8 @@ class TestSyntheticOOD:
         assert images.dtype == np.uint8
         assert len({x.tobytes() for x in images}) == 12
 
-    def test_equal_seeds_give_equal_sets(self) -> None:
-        images = PIXELS[:5]
-        a, b, c = (synthetic_ood(images, 7, seed) for seed in (0, 0, 1))
+    def test_equal_images_give_equal_sets(self) -> None:
+        a, b = (synthetic_ood(PIXELS[:5], 7) for _ in range(2))
         assert list(a) == ["patch_shuffled", "shapes", "noise"]
         for name in a:
             assert np.array_equal(a[name], b[name])
-            assert not np.array_equal(a[name], c[name])

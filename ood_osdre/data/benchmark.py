@@ -75,11 +75,11 @@ class BenchmarkData:
             for role in ("near", "far")
         }
 
-    def split_reference(self, seed: int = 0) -> tuple[ImageSet, ImageSet]:
+    def split_reference(self) -> tuple[ImageSet, ImageSet]:
         r"""Holds out the classes that the manifest names, as :func:`hold_out_reference` does."""
         groups = set(self.reference.groups)
         held = [c for c in self.manifest.hold_out if c in groups]
-        return hold_out_reference(self.reference, held or 10, seed=seed)
+        return hold_out_reference(self.reference, held or 10)
 
 
 def load_benchmark(
