@@ -20,7 +20,7 @@ from .config import Config
 from .data import BenchmarkData, ImageSet
 from .data.lists import first
 from .data.transforms import Preprocess
-from .detectors import Scorer, TrainedModel
+from .detectors import Scorer, TrainedModel, model_metadata
 from .errors import UserError
 from .evaluation.evaluate import Validation, check_neighbours, evaluate_benchmark, scoring_model
 from .evaluation.plots import draw_scores
@@ -70,7 +70,14 @@ def train_run(
     preprocess = Preprocess(manifest.mean, manifest.std, device)
     classes = int(data.id_train.labels.max()) + 1
     reference, near = data.split_reference()
-    metadata = _metadata(config, data, classes)
+    metadata = model_metadata(
+        config,
+        classes,
+        preprocess,
+        manifest.size,
+        data.reference_name,
+        **identity(data, trained=True),
+    )
     model = build_ratio(config, classes).to(device)
     check_neighbours(model, data.id_train)
     validation = Validation(
@@ -192,19 +199,6 @@ def finished_table(folder: Path, config: Config, data: BenchmarkData) -> Metrics
         parameters=record.parameters,
         reference=record.reference,
     )
-
-
-def _metadata(config: Config, data: BenchmarkData, classes: int) -> dict[str, Any]:
-    r"""Returns what is stored with the model: how to build it again, on what it was trained."""
-    return {
-        "config": config.to_dict(),
-        "classes": classes,
-        "mean": list(data.manifest.mean),
-        "std": list(data.manifest.std),
-        "size": data.manifest.size,
-        "reference": data.reference_name,
-        **identity(data, trained=True),
-    }
 
 
 def _table(scores: Scores, data: BenchmarkData, config: Config, **facts: Any) -> MetricsTable:  # noqa: ANN401

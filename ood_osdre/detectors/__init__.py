@@ -6,10 +6,19 @@ __all__ = [
     "OneStepDetector",
     "Scorer",
     "TrainedModel",
+    "input_shape",
     "load_scorer",
+    "model_metadata",
     "read_model",
 ]
 
 from .feature_ratio import FeatureRatio, FeatureRatioOptions
 from .one_step import OneStepDetector
-from .scorer import Scorer, TrainedModel, load_scorer, read_model
+from .scorer import (
+    Scorer,
+    TrainedModel,
+    input_shape,
+    load_scorer,
+    model_metadata,
+    read_model,
+)

@@ -40,6 +40,7 @@ from ..options import shown
 from ..training.batches import Batches, ImageBatches, VectorBatches
 from ..training.run import MODEL_FILE, STATE_FILE, holds, locked
 from ..training.trainer import Outcome, Validate
+from .scorer import model_metadata
 
 # The share of ID data, and of a reference without classes, that selects the model.
 HELD_OUT = 0.1
@@ -70,7 +71,12 @@ class TrainingData(NamedTuple):
 
 
 def prepare(
-    config: Config, id_data: Samples, reference: Samples, device: torch.device
+    config: Config,
+    id_data: Samples,
+    reference: Samples,
+    device: torch.device,
+    size: int,
+    backbone: str | None,
 ) -> TrainingData:
     r"""Prepares ID data and a reference for training.
 
@@ -79,6 +85,8 @@ def prepare(
         id_data: The ID data, with labels of all or of none.
         reference: The reference, of the same shape.
         device: Where to train.
+        size: The side of images in pixels, to be stored.
+        backbone: The class of the user's own backbone, to be stored; None for none.
 
     Raises:
         UserError: If the sets are too small, of different shapes, or labelled in part.
@@ -96,22 +104,14 @@ def prepare(
         config = config.replace(objective=objective)
     seen, checksums = _inspect(id_data, reference)
     make = _image_batches if id_data.has_images else _vector_batches
-    batches, validate, preprocess, (mean, std) = make(config, id_data, reference, device)
-    metadata = {
-        "config": config.to_dict(),
-        "classes": classes,
-        "mean": mean,
-        "std": std,
-        "dim": None if id_data.has_images else id_shape[1],
-        "reference": None,
-        "checksums": checksums,
-    }
+    batches, validate, preprocess = make(config, id_data, reference, device)
+    dim = None if id_data.has_images else id_shape[1]
+    facts = {"dim": dim, "checksums": checksums, "backbone": backbone}
+    metadata = model_metadata(config, classes, preprocess, size, None, **facts)
     return TrainingData(config, batches, validate, preprocess, metadata, seen)
 
 
-# The means and the standard deviations of the channels or coordinates.
-Statistics = tuple[list[float], list[float]]
-Parts = tuple[Batches, Validate, Standardiser, Statistics]
+Parts = tuple[Batches, Validate, Standardiser]
 
 
 def _image_batches(
@@ -124,8 +124,7 @@ def _image_batches(
     )
     fraction = max(HELD_OUT, 1 / len(reference.values))
     others, near = hold_out_reference(ImageSet(*reference), fraction=fraction, seed=training.seed)
-    statistics = _statistics(id_train.images, (0, 1, 2), 255.0)
-    preprocess = Preprocess(*statistics, device)
+    preprocess = Preprocess(*_statistics(id_train.images, (0, 1, 2), 255.0), device)
     size, limit = config.evaluation.batch_size, config.data.val_limit
     return (
         ImageBatches(
@@ -133,7 +132,6 @@ def _image_batches(
         ),
         Validation(id_val, near, preprocess, size, limit),
         preprocess,
-        statistics,
     )
 
 
@@ -149,8 +147,7 @@ def _vector_batches(
     training, rng = config.training, np.random.default_rng(config.training.seed)
     train, val = _hold_out(len(id_data.values), rng)
     reference_train, reference_val = _hold_out(len(reference.values), rng)
-    statistics = _statistics(id_data.values[train], (0,), 1.0)
-    standardise = Standardise(*statistics, device)
+    standardise = Standardise(*_statistics(id_data.values[train], (0,), 1.0), device)
     batches = VectorBatches(
         torch.as_tensor(id_data.values[train]),
         torch.as_tensor(id_data.labels[train]),
@@ -167,7 +164,7 @@ def _vector_batches(
         auroc = ood_metrics(*scores).auroc
         return {"val_near": auroc, "val_auroc": auroc}
 
-    return batches, validate, standardise, statistics
+    return batches, validate, standardise
 
 
 def _hold_out(count: int, rng: np.random.Generator) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
@@ -177,7 +174,9 @@ def _hold_out(count: int, rng: np.random.Generator) -> tuple[NDArray[np.intp], N
     return np.sort(order[held:]), np.sort(order[:held])
 
 
-def _statistics(values: NDArray[Any], axes: tuple[int, ...], scale: float) -> Statistics:
+def _statistics(
+    values: NDArray[Any], axes: tuple[int, ...], scale: float
+) -> tuple[list[float], list[float]]:
     mean = values.mean(axes, dtype=np.float64) / scale
     std = values.std(axes, dtype=np.float64) / scale
     return mean.tolist(), std.clip(min=LEAST_STD).tolist()

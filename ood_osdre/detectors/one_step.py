@@ -157,9 +157,10 @@ class OneStepDetector:
         given = read(id_data, self.size, "ID data")
         if labels is not None:
             given = given._replace(labels=class_labels(labels))
-        data = prepare(self.config, given, read(reference, self.size, "reference"), self.device)
+        against = read(reference, self.size, "reference")
         own = None if self.backbone is None else type(self.backbone).__qualname__
-        metadata = data.metadata | {"size": self.size, "backbone": own}
+        data = prepare(self.config, given, against, self.device, self.size, own)
+        metadata = data.metadata
         target = None if folder is None else Path(folder)
         with held_folder(target, resume):
             torch.manual_seed(data.config.training.seed)

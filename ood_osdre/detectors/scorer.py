@@ -1,10 +1,18 @@
 r"""A trained model that is ready to score: folded, with the preprocessing it was trained with.
 
 Whatever deploys a model scores with a :class:`Scorer`: the command, the detector, the plugins and
-the export. :func:`read_model` is the one reader of a trained model's checkpoint.
+the export. :func:`read_model` is the one reader of a trained model's checkpoint, and
+:func:`model_metadata` says what it reads beside the weights.
 """
 
-__all__ = ["Scorer", "TrainedModel", "load_scorer", "read_model"]
+__all__ = [
+    "Scorer",
+    "TrainedModel",
+    "input_shape",
+    "load_scorer",
+    "model_metadata",
+    "read_model",
+]
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -72,8 +80,8 @@ class Scorer:
     @property
     def shape(self) -> tuple[int, ...]:
         r"""The shape of an input before preprocessing: that of an image, or of a vector."""
-        size, dim = self.metadata["size"], self.metadata.get("dim")
-        return (size, size, CHANNELS) if dim is None else (dim,)
+        first, *sides = input_shape(self.metadata)
+        return (*sides, first)
 
     def on(self, device: torch.device | str) -> "Scorer":
         r"""Returns the scorer on another device."""
@@ -111,6 +119,35 @@ class Scorer:
                 f"{name}: got {kind} with shape {shape}, expected uint8 with shape ({expected}), "
                 "N > 0, as in training."
             )
+
+
+def input_shape(metadata: Mapping[str, Any]) -> tuple[int, ...]:
+    r"""Returns the shape of one input of a network: channels and sides, or a dimension."""
+    size, dim = metadata["size"], metadata.get("dim")
+    return (CHANNELS, size, size) if dim is None else (dim,)
+
+
+def model_metadata(
+    config: Config,
+    classes: int,
+    preprocess: Standardiser,
+    size: int,
+    reference: str | None,
+    **facts: object,
+) -> dict[str, Any]:
+    r"""Returns what is stored with a model: how to build it again, on what it was trained.
+
+    Arguments:
+        config: Its configuration.
+        classes: The number of ID classes, 0 without labels.
+        preprocess: The preprocessing, with the statistics of the ID data.
+        size: The side of the images in pixels.
+        reference: The name of the reference; None if it has none.
+        facts: What else is known: the dimension `dim` of vectors, `backbone`, checksums.
+    """
+    mean, std = (value.tolist() for value in preprocess.statistics)
+    own = {"config": config.to_dict(), "classes": classes, "mean": mean, "std": std}
+    return {**own, "size": size, "reference": reference, **facts}
 
 
 def read_model(

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from ..data.images import SLACK
 from ..data.transforms import Standardiser
-from ..detectors import FeatureRatio, FeatureRatioOptions, OneStepDetector, Scorer
+from ..detectors import FeatureRatio, FeatureRatioOptions, OneStepDetector, Scorer, input_shape
 from ..errors import UserError
 from ..evaluation.metrics import check_scores
 from ..models import RatioModel, check_inputs, evaluating
@@ -162,7 +162,7 @@ class OneStepRatioDetector(Detector):
     def _take(self, scorer: Scorer) -> None:
         # A copy, because moving the detector must not move the scorer.
         self.ratio, self.preprocess = scorer.ratio.fold(), scorer.preprocess
-        self.shape = (scorer.shape[-1], *scorer.shape[:-1])  # channels first
+        self.shape = input_shape(scorer.metadata)
 
 
 class FeatureRatioDetector(FeaturesDetector):

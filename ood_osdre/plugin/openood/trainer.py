@@ -23,6 +23,7 @@ from tqdm import tqdm
 
 from ...config import Config
 from ...data.transforms import Preprocess, Randomness, flip_crop
+from ...detectors import model_metadata
 from ...errors import UserError
 from ...models import FoldedRatio, device_of
 from ...paths import Moments
@@ -93,8 +94,7 @@ class OSDRETrainer:
             Preprocess(*statistics, device_of(net)),
             own.training.seed,
         )
-        size = self.batches.size
-        mean, std = statistics
+        size, preprocess = self.batches.size, self.batches.preprocess
         output = config.get("output_dir")
         self.folder = None if output is None else Path(output)
         self.trainer = assemble(
@@ -102,14 +102,9 @@ class OSDRETrainer:
             partial(prepare_objective, own),
             self.batches,
             own.training,
-            metadata={
-                "config": own.to_dict(),
-                "classes": net.num_classes,
-                "mean": mean,
-                "std": std,
-                "size": size,
-                "reference": "train_unlabeled_loader",
-            },
+            metadata=model_metadata(
+                own, net.num_classes, preprocess, size, "train_unlabeled_loader"
+            ),
         )
         self.net = OSDRENet(self.trainer.averaged, own, statistics, (3, size, size))
 
