@@ -17,8 +17,8 @@ __all__ = [
     "Stream",
     "VectorBatches",
     "broadened",
+    "image_pairs",
     "step_generator",
-    "vary_reference",
 ]
 
 import abc
@@ -173,9 +173,7 @@ class ImageBatches(Batches):
         x_1 = pixels(flip_crop(self.id_images, chosen, flip, crop, generator))
         x_0 = pixels(flip_crop(self.reference_images, other, flip, crop, generator))
         random = Randomness(generator, step_generator(self.seed, Stream.HOST, step, "cpu"))
-        x_0 = vary_reference(x_0, x_1, self.options, random)
-        normalise = self.preprocess.normalise
-        return Pairs(normalise(x_0), normalise(x_1), self.id_labels[chosen])
+        return image_pairs(x_0, x_1, self.id_labels[chosen], self.options, self.preprocess, random)
 
     def _indices(self, step: int, stream: Stream, total: int) -> Tensor:
         r"""Returns the images of a step: epochs without replacement, end to end."""
@@ -239,13 +237,24 @@ class VectorBatches(Batches):
         return Pairs(self.reference[other], self.id_train[chosen], self.labels[chosen])
 
 
-def vary_reference(x_0: Tensor, x_1: Tensor, options: DataConfig, random: Randomness) -> Tensor:
-    r"""Replaces the first of the reference images by broadened ones, the last by ID images.
+def image_pairs(
+    x_0: Tensor,
+    x_1: Tensor,
+    label: Tensor,
+    options: DataConfig,
+    preprocess: Preprocess,
+    random: Randomness,
+) -> Pairs:
+    r"""Returns a batch of pixels as network inputs, its reference varied.
+
+    The first of the reference images are replaced by broadened ones, the last by ID images.
 
     Arguments:
         x_0: Reference images in :math:`[0, 1]`, in random order, with shape :math:`(B, C, H, W)`.
         x_1: The ID images of the batch, with shape :math:`(B, C, H, W)`.
+        label: The classes of `x_1`, on the device, with shape :math:`(B)`.
         options: The shares, `broaden` and `mixture`.
+        preprocess: What normalises both.
         random: The sources of randomness.
     """
     broadened = round(options.broaden * len(x_0))
@@ -255,7 +264,7 @@ def vary_reference(x_0: Tensor, x_1: Tensor, options: DataConfig, random: Random
     if mixed:
         # Rolled, so that no ID image stands in both halves of one pair.
         x_0 = torch.cat([x_0[:-mixed], x_1.roll(1, dims=0)[-mixed:]])
-    return x_0
+    return Pairs(preprocess.normalise(x_0), preprocess.normalise(x_1), label)
 
 
 def _normal_like(x: Tensor, generator: Generator) -> Tensor:

@@ -29,7 +29,7 @@ from ...models import FoldedRatio, device_of
 from ...paths import Moments
 from ...sections import DataConfig
 from ...training import checkpoint
-from ...training.batches import Batches, Pairs, Stream, step_generator, vary_reference
+from ...training.batches import Batches, Pairs, Stream, image_pairs, step_generator
 from ...training.build import prepare_objective
 from ...training.fit import assemble
 from .host import Foreign
@@ -175,9 +175,8 @@ class LoaderBatches(Batches):
         reference, self._left = self._left[: len(images)], self._left[len(images) :]
         x_0 = self._augmented(reference, generator)
         random = Randomness(generator, step_generator(self.seed, Stream.HOST, step, "cpu"))
-        x_0 = vary_reference(x_0, x_1, self.options, random)
-        normalise = self.preprocess.normalise
-        return Pairs(normalise(x_0), normalise(x_1), label.to(self.device))
+        label = label.to(self.device)
+        return image_pairs(x_0, x_1, label, self.options, self.preprocess, random)
 
     def _augmented(self, images: Tensor, generator: Generator) -> Tensor:
         r"""Returns pixels in :math:`[0, 1]` of the host's images, flipped and cropped."""
