@@ -217,7 +217,7 @@ def _override(override: Override) -> Layer:
         key, equals, value = override.partition("=")
         key = key.strip()
         if not equals or key in SECTIONS:
-            raise UserError(f"option {override!r}: expected SECTION.KEY=VALUE.")
+            raise UserError(f"option {shown(override)}: expected SECTION.KEY=VALUE.")
         read = parse_yaml(value, f"option {key}")
         # A title may well be a number: where text is expected, text it stays.
         return "option", {key: value if key in TEXTS and read is not None else read}

@@ -23,7 +23,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
-from .options import Count, Natural, Options, Positive, Share, Weight
+from .options import BatchSize, Count, Natural, Options, Positive, Share, Weight
 
 KernelName: TypeAlias = Literal["matern32", "gaussian", "imq", "rq"]
 Seed: TypeAlias = Annotated[int, Field(ge=0, le=1_000_000_000)]
@@ -231,7 +231,7 @@ class TrainingConfig(Options):
     """
 
     steps: Count = 10_000
-    batch_size: Count = 128
+    batch_size: BatchSize = 128
     lr: Positive = 1e-3
     weight_decay: Weight = 5e-4
     basis_lr_factor: Weight = 0.1

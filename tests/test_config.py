@@ -36,6 +36,7 @@ def refusal(name: str | Path, overrides: Sequence[str | tuple[str, Any]] = ()) -
         load_config(name, overrides)
     message = str(error.value)
     assert "\n" not in message
+    assert len(message) < 500
     return message
 
 
@@ -196,6 +197,7 @@ FILES = [
     ("training: {steps: '9'}", "training.steps: got '9'", "a whole number"),
     ("training: {steps: 0}", "training.steps: got 0", "greater than or equal to 1"),
     ("training: {seed: null}", "training.seed: got null", "a whole number"),
+    ("training: {batch_size: 99999999999}", "batch_size: got 99999999999", "equal to 1000000"),
     ("training: {seed: 2000000000}", "training.seed: got 2000000000", "equal to 1000000000"),
     ("training: {lr: 0}", "training.lr: got 0", "a number greater than 0"),
     ("training: {lr: .inf}", "training.lr: got inf", "a finite number"),
@@ -302,6 +304,8 @@ OVERRIDES = [
     ("basis.sigma=0.01", "basis.sigma: got 0.01", "basis.floor"),
     ("basis.floor=2", "basis.sigma: got", "basis.floor (2)"),
     ("network.classes_head=false", "objective.class_weight: is on", "network.classes_head"),
+    ("estimator=classifier", "objective.endpoint: is on", "estimator classifier"),
+    ("x" * 500, "'xxx", "xxx': expected SECTION.KEY=VALUE"),
     ("objective.endpoint=0", "objective: no term trains", "endpoint"),
 ]
 

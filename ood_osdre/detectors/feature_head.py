@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ..data.transforms import Standardise, check_statistics
 from ..models import MLP, CoefficientNetwork, OneStepRatio, RatioModel, RBFBasis, check_inputs
 from ..objectives import EndPointLoss, Objective, Shrinkage, Term
-from ..options import Count, Options, Positive, Weight
+from ..options import BatchSize, Count, Options, Positive, Weight
 from ..paths import UniformTimes
 from ..sections import Seed, TrainingConfig
 from ..training.batches import Stream, VectorBatches, step_generator
@@ -53,7 +53,7 @@ class FeatureRatioOptions(Options):
     depth: Count = 2
     size: Count = 16
     steps: Count = 1000
-    batch_size: Count = 256
+    batch_size: BatchSize = 256
     lr: Positive = 1e-3
     weight_decay: Weight = 0.05
     shrinkage: Weight = 0.003

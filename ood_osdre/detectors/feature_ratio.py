@@ -17,7 +17,7 @@ A head keeps a digest of the network that it was fitted to and refuses any other
 
 __all__ = ["FeatureRatio", "FeatureRatioOptions"]
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +45,13 @@ class FeatureRatio:
     r"""The log-ratio of a frozen network's features.
 
     Arguments:
-        options: The head and its training.
+        options: The head and its training: options by name that differ from the defaults, or
+            :class:`FeatureRatioOptions`.
         layer: The layer of the network to read, by name; None for the ways of
             :mod:`ood_osdre.models.frozen` that the network offers itself.
+
+    Raises:
+        UserError: If an option is unknown or out of range.
 
     Example:
         >>> shift = torch.tensor([1.0, 0.0]).view(2, 1, 1)
@@ -60,9 +64,11 @@ class FeatureRatio:
     """
 
     def __init__(
-        self, options: FeatureRatioOptions | None = None, layer: str | None = None
+        self,
+        options: FeatureRatioOptions | Mapping[str, Any] | None = None,
+        layer: str | None = None,
     ) -> None:
-        self.options = FeatureRatioOptions() if options is None else options
+        self.options = FeatureRatioOptions.of({} if options is None else options, "options")
         self.layer = layer
         self.net: nn.Module | None = None
         #: The network that the features came from; None if that is not recorded.

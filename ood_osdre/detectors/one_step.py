@@ -32,7 +32,7 @@ from ..errors import UserError
 from ..evaluation.calibration import SplitConformal
 from ..evaluation.evaluate import score_images
 from ..evaluation.metrics import check_scores
-from ..options import Count, Options
+from ..options import Count, Options, shown
 from ..training.build import build_ratio, prepare_objective
 from ..training.checkpoint import MODEL, checkpoint_path, read_checkpoint, write_checkpoint
 from ..training.distributed import find_device
@@ -80,7 +80,8 @@ class OneStepDetector:
             `training__steps=2000`.
 
     Raises:
-        UserError: If an option is unknown or out of range, or the device is not there.
+        UserError: If an option is unknown or out of range, the backbone is no module, or the device
+            is not there.
 
     Example:
         >>> from ood_osdre.data import load_digits_benchmark
@@ -105,8 +106,8 @@ class OneStepDetector:
         progress: bool = True,
         **options: object,
     ) -> None:
-        is_module = backbone is None or isinstance(backbone, nn.Module)
-        assert is_module, f"backbone: got {backbone!r}, expected an instance of nn.Module."
+        if not isinstance(backbone, nn.Module | None):
+            raise UserError(f"backbone: got {shown(backbone)}, expected an instance of nn.Module.")
         self.device = find_device(device)
         self.config = configured(config, options, gpu=self.device.type == "cuda")
         given = {"size": size, "estimator": self.config.estimator}
@@ -228,7 +229,8 @@ class OneStepDetector:
         Raises:
             UserError: If inputs were seen, or as :meth:`score`.
         """
-        assert seen in ("refuse", "warn"), f"seen: got {seen!r}, expected 'refuse' or 'warn'."
+        if seen not in ("refuse", "warn"):
+            raise UserError(f"seen: got {shown(seen)}, expected 'refuse' or 'warn'.")
         pieces = self._scored(id_data, "calibration data")
         scored = [(scores, fingerprints(values)) for scores, values in pieces]
         scores, marks = (np.concatenate(parts) for parts in zip(*scored, strict=True))
@@ -298,8 +300,7 @@ class OneStepDetector:
         """
         source = Path(folder)
         trained = read_model(source, find_device(device), backbone)
-        config = Config.from_mapping(trained.metadata["config"])
-        size = trained.metadata["size"]
+        config, size = (trained.metadata[key] for key in ("config", "size"))
         detector = cls(config, backbone=backbone, size=size, device=device)
         detector._take(trained, None)
         if checkpoint_path(source, CALIBRATION).is_file():

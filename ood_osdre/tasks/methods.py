@@ -56,7 +56,7 @@ from ..objectives import (
     TimeConditionedScoreMatching,
     TimeScoreMatching,
 )
-from ..options import Count, Options, Positive, Weight
+from ..options import BatchSize, Count, Options, Positive, Weight, shown
 from ..paths import DDBINoise, GaussianPath, InverseVarianceWeight, Moments
 from ..sections import KernelName, Seed
 from ..training.distributed import find_device
@@ -98,7 +98,7 @@ class FitOptions(Options):
     """
 
     steps: Count = 1000
-    batch_size: Count = 512
+    batch_size: BatchSize = 512
     lr: Positive = 2e-3
     weight_decay: Weight = 0.0
     clip: Weight = 10.0
@@ -207,9 +207,9 @@ def check_method(name: object, known: Iterable[str]) -> None:
         UserError: If it is not.
     """
     known = tuple(known)
-    if name not in known:
-        near = did_you_mean(str(name), known)
-        raise UserError(f"method: got {name!r}{near}, expected one of {', '.join(known)}.")
+    if not isinstance(name, str) or name not in known:  # an array is equal to no text
+        near = did_you_mean(name, known) if isinstance(name, str) else ""
+        raise UserError(f"method: got {shown(name)}{near}, expected one of {', '.join(known)}.")
 
 
 def one_step(context: Context, build: BuildBackbone | None = None) -> RatioModel:
