@@ -265,33 +265,6 @@ def test_command_writes_table_record_and_figure(
     assert (tmp_path / "density-planar.png").stat().st_size < 300_000
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--sets", "moon"], "--sets: got 'moon'"),
-        (
-            ["--methods", "nwj"],
-            "--methods: got 'nwj' with --suite planar, expected some of os-dre",
-        ),
-        (
-            ["--suite", "images", "--methods", "d3re"],
-            "--methods: got 'd3re' for the images digits",
-        ),
-        (["--suite", "images", "--sets", "mnist"], "cifar10/test_mnist.txt"),
-        (["--suite", "tabular", "--sets", "rocks"], "--sets: got 'rocks'"),
-        (["--suite", "tabular", "--sets", "power"], "power/data.npy: is absent"),
-        (["--suite", "tabular", "--methods", "flow"], "--methods: got 'flow'"),
-    ],
-)
-def test_command_refuses_in_one_line(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["density", "--quiet", *arguments]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
-
-
 def test_bits_of_the_gaussian_are_those_of_its_log_density() -> None:
     # An independent computation, in levels; a level is a bin of width one.
     data = dequantised(levels_of("digits"))

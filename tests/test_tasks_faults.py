@@ -148,6 +148,11 @@ def test_rows_that_do_not_serve(edge: str, values: object, message: str) -> None
         (lambda: DriftMonitor(same, X, window=0), "run_length and window: .* 0,"),
         (lambda: DriftMonitor(same, X, window=2.5), "run_length and window: .* 2.5,"),
         (lambda: DriftMonitor(same, X).report(), "stream: got no inputs"),
+        (
+            lambda: DriftMonitor(lambda x: x[:150], X[:150]).update(X),
+            "stream: got 150 scores of 400 inputs",
+        ),
+        (lambda: KLTracker(1).update(X), "window: got points, but the tracker has no 'reference'"),
         # A detector may drop a mask, or make one.
         (lambda: DriftMonitor(np.asarray, np.ma.masked_less(X, 0)), "calibration: .* masked"),
         (
@@ -489,15 +494,3 @@ def test_rows_beyond_single_precision_have_no_density() -> None:
     density = fit_density(x, options={"steps": 2})
     with pytest.raises(UserError, match="x: 2 of 3 rows are too far from the data"):
         density.log_density(x[:3] * [[1e200], [1], [1e200]])
-
-
-def test_a_monitor_wants_a_score_of_every_input() -> None:
-    scores = np.random.default_rng(0).normal(size=300)
-    monitor = DriftMonitor(lambda x: x[: max(len(x) // 2, 150)], scores[:150])
-    with pytest.raises(UserError, match="stream: got 150 scores of 300 inputs"):
-        monitor.update(scores)
-
-
-def test_a_tracker_without_a_reference_takes_no_window() -> None:
-    with pytest.raises(UserError, match="window: got points, but the tracker has no 'reference'"):
-        KLTracker(2).update(np.zeros((300, 2)))
