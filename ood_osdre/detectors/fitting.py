@@ -71,12 +71,7 @@ class TrainingData(NamedTuple):
 
 
 def prepare(
-    config: Config,
-    id_data: Samples,
-    reference: Samples,
-    device: torch.device,
-    size: int,
-    backbone: str | None,
+    config: Config, id_data: Samples, reference: Samples, device: torch.device, size: int
 ) -> TrainingData:
     r"""Prepares ID data and a reference for training.
 
@@ -86,7 +81,6 @@ def prepare(
         reference: The reference, of the same shape.
         device: Where to train.
         size: The side of images in pixels, to be stored.
-        backbone: The class of the user's own backbone, to be stored; None for none.
 
     Raises:
         UserError: If the sets are too small, of different shapes, or labelled in part.
@@ -106,7 +100,7 @@ def prepare(
     make = _image_batches if id_data.has_images else _vector_batches
     batches, validate, preprocess = make(config, id_data, reference, device)
     dim = None if id_data.has_images else id_shape[1]
-    facts = {"dim": dim, "checksums": checksums, "backbone": backbone}
+    facts = {"dim": dim, "checksums": checksums}
     metadata = model_metadata(config, classes, preprocess, size, None, **facts)
     return TrainingData(config, batches, validate, preprocess, metadata, seen)
 

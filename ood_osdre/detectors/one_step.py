@@ -159,9 +159,9 @@ class OneStepDetector:
         if labels is not None:
             given = given._replace(labels=class_labels(labels))
         against = read(reference, self.size, "reference")
+        data = prepare(self.config, given, against, self.device, self.size)
         own = None if self.backbone is None else type(self.backbone).__qualname__
-        data = prepare(self.config, given, against, self.device, self.size, own)
-        metadata = data.metadata
+        metadata = data.metadata | {"backbone": own}
         target = None if folder is None else Path(folder)
         with held_folder(target, resume):
             torch.manual_seed(data.config.training.seed)

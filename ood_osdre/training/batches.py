@@ -14,10 +14,10 @@ __all__ = [
     "Batches",
     "ImageBatches",
     "Pairs",
+    "PixelBatches",
     "Stream",
     "VectorBatches",
     "broadened",
-    "image_pairs",
     "step_generator",
 ]
 
@@ -120,7 +120,32 @@ class Batches(abc.ABC):
         return Batch(x_0, x_1, t, _normal_like(x_1, generator), label)
 
 
-class ImageBatches(Batches):
+class PixelBatches(Batches):
+    r"""Abstract batches of images; a subclass sets how they are varied and preprocessed."""
+
+    options: DataConfig
+    preprocess: Preprocess
+
+    def varied(
+        self, x_0: Tensor, x_1: Tensor, label: Tensor, step: int, generator: Generator
+    ) -> Pairs:
+        r"""Returns normalised pairs of a step's pixels, its reference varied.
+
+        The first reference images, a share `broaden`, are broadened, and the last, a share
+        `mixture`, replaced by ID images. Pixels are in :math:`[0, 1]`, those of the reference in
+        random order, with shape :math:`(B, C, H, W)`.
+        """
+        random = Randomness(generator, step_generator(self.seed, Stream.HOST, step, "cpu"))
+        if broadened := round(self.options.broaden * len(x_0)):
+            x_0 = torch.cat([broaden(x_0[:broadened], random), x_0[broadened:]])
+        if mixed := round(self.options.mixture * len(x_0)):
+            # Rolled, so that no ID image stands in both halves of one pair.
+            x_0 = torch.cat([x_0[:-mixed], x_1.roll(1, dims=0)[-mixed:]])
+        normalise = self.preprocess.normalise
+        return Pairs(normalise(x_0), normalise(x_1), label.to(self.device))
+
+
+class ImageBatches(PixelBatches):
     r"""Batches of images, augmented on the device.
 
     Arguments:
@@ -172,8 +197,7 @@ class ImageBatches(Batches):
         flip, crop, pixels = self.options.flip, self.options.crop, self.preprocess.pixels
         x_1 = pixels(flip_crop(self.id_images, chosen, flip, crop, generator))
         x_0 = pixels(flip_crop(self.reference_images, other, flip, crop, generator))
-        random = Randomness(generator, step_generator(self.seed, Stream.HOST, step, "cpu"))
-        return image_pairs(x_0, x_1, self.id_labels[chosen], self.options, self.preprocess, random)
+        return self.varied(x_0, x_1, self.id_labels[chosen], step, generator)
 
     def _indices(self, step: int, stream: Stream, total: int) -> Tensor:
         r"""Returns the images of a step: epochs without replacement, end to end."""
@@ -235,36 +259,6 @@ class VectorBatches(Batches):
             for x in (self.id_train, self.reference)
         )
         return Pairs(self.reference[other], self.id_train[chosen], self.labels[chosen])
-
-
-def image_pairs(
-    x_0: Tensor,
-    x_1: Tensor,
-    label: Tensor,
-    options: DataConfig,
-    preprocess: Preprocess,
-    random: Randomness,
-) -> Pairs:
-    r"""Returns a batch of pixels as network inputs, its reference varied.
-
-    The first of the reference images are replaced by broadened ones, the last by ID images.
-
-    Arguments:
-        x_0: Reference images in :math:`[0, 1]`, in random order, with shape :math:`(B, C, H, W)`.
-        x_1: The ID images of the batch, with shape :math:`(B, C, H, W)`.
-        label: The classes of `x_1`, on the device, with shape :math:`(B)`.
-        options: The shares, `broaden` and `mixture`.
-        preprocess: What normalises both.
-        random: The sources of randomness.
-    """
-    broadened = round(options.broaden * len(x_0))
-    if broadened:
-        x_0 = torch.cat([broaden(x_0[:broadened], random), x_0[broadened:]])
-    mixed = round(options.mixture * len(x_0))
-    if mixed:
-        # Rolled, so that no ID image stands in both halves of one pair.
-        x_0 = torch.cat([x_0[:-mixed], x_1.roll(1, dims=0)[-mixed:]])
-    return Pairs(preprocess.normalise(x_0), preprocess.normalise(x_1), label)
 
 
 def _normal_like(x: Tensor, generator: Generator) -> Tensor:

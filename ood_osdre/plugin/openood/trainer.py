@@ -22,14 +22,14 @@ from torch import Generator, Tensor, nn
 from tqdm import tqdm
 
 from ...config import Config
-from ...data.transforms import Preprocess, Randomness, flip_crop
+from ...data.transforms import Preprocess, flip_crop
 from ...detectors import model_metadata
 from ...errors import UserError
 from ...models import FoldedRatio, device_of
 from ...paths import Moments
 from ...sections import DataConfig
 from ...training import checkpoint
-from ...training.batches import Batches, Pairs, Stream, image_pairs, step_generator
+from ...training.batches import Pairs, PixelBatches
 from ...training.build import prepare_objective
 from ...training.fit import assemble
 from .host import Foreign
@@ -135,7 +135,7 @@ class OSDRETrainer:
         return self.net, {"epoch_idx": epoch_idx, "loss": loss}
 
 
-class LoaderBatches(Batches):
+class LoaderBatches(PixelBatches):
     r"""Batches from an ID and a reference loader of the host's, each started over when it ends.
 
     Attributes:
@@ -174,9 +174,7 @@ class LoaderBatches(Batches):
             self._left = torch.cat([self._left, take_plain(next(self._reference))[0]])
         reference, self._left = self._left[: len(images)], self._left[len(images) :]
         x_0 = self._augmented(reference, generator)
-        random = Randomness(generator, step_generator(self.seed, Stream.HOST, step, "cpu"))
-        label = label.to(self.device)
-        return image_pairs(x_0, x_1, label, self.options, self.preprocess, random)
+        return self.varied(x_0, x_1, label, step, generator)
 
     def _augmented(self, images: Tensor, generator: Generator) -> Tensor:
         r"""Returns pixels in :math:`[0, 1]` of the host's images, flipped and cropped."""
