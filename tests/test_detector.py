@@ -106,6 +106,8 @@ def test_calibration_on_what_fit_has_read_is_refused(
     # The reference was read too.
     with pytest.raises(UserError, match="2000 of 2000"):
         vectors.calibrate(gaussian(2000, 1))
+    with pytest.raises(UserError, match="seen: got 'ignore', expected 'refuse' or 'warn'"):
+        vectors.calibrate(mixed, seen="ignore")  # type: ignore[arg-type]
     with caplog.at_level(logging.WARNING):
         vectors.calibrate(mixed, seen="warn")
     assert "30 of 100 items were read in fit" in caplog.text
