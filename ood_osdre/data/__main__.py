@@ -116,7 +116,7 @@ def _report(
             s.state,
             s.found,
             "?" if s.expected is None else s.expected,
-            s.path if manifest.is_embedded else os.path.realpath(s.path),
+            s.path if s.spec.list is None else os.path.realpath(s.path),
         )
         for s in statuses
     ]

@@ -1,7 +1,7 @@
 r"""Loads a benchmark: those of its sets that are whole on disk.
 
-Every ID set must have the classes of training. Sets that share images, and a reference that
-shares classes with a set of the table, are warned of.
+Every ID set must have the classes of training. Sets that share images, and a reference that holds
+classes of a near set without a companion, are warned of.
 """
 
 __all__ = ["BenchmarkData", "load_benchmark", "load_digits_benchmark"]
@@ -20,15 +20,17 @@ from PIL import Image
 
 from ..errors import UserError
 from ..files import map_array, stat
-from .builtin import load_digits_sets
+from .builtin import load_digits_sets, synthetic_ood
 from .images import cached_array, decode_all, square
-from .manifests import Manifest, load_manifest
+from .manifests import Manifest, SetSpec, load_manifest
 from .sets import ImageSet, count_shared, fingerprints, hold_out_reference
 from .status import REQUIRED, SetStatus, find_reference, inspect, runnable
 
 CACHE = ".ood_osdre_cache"
 # Sets of these roles must share no image with any other set. OOD sets may.
 EXCLUSIVE = {"id_train", "id_val", "id_test", "reference"}
+# The seed of the synthetic sets of a table; those of validation have 0.
+SYNTHETIC_SEED = 1
 
 log = logging.getLogger(__name__)
 
@@ -120,14 +122,19 @@ def load_benchmark(
     for status in missing.values():
         log.warning("not in the table: %s", status)
     loaded: dict[tuple[str, str], ImageSet] = {
-        (s.spec.role, s.spec.name): _load_set(s, manifest.size, cache, progress) for s in present
+        (s.spec.role, s.spec.name): _load_set(s, manifest.size, cache, progress)
+        for s in present
+        if s.spec.synthetic is None
     }
+    (id_test,) = (images for (role, _), images in loaded.items() if role == "id_test")
+    loaded |= _synthetic([s.spec for s in present if s.spec.synthetic is not None], id_test)
     if training:
         _check_classes(loaded)
         reference_set, rows = required[-1].spec, [s.spec.name for s in tables if s.present]
-        for name in (n for n in reference_set.overlaps if n in rows):
-            message = "the reference %s contains classes of %s: its row is not comparable"
-            log.warning(message, reference_set.name, name)
+        for name, companion in reference_set.overlaps.items():
+            if name in rows and companion is None:
+                message = "the reference %s holds classes of %s: no mean counts its row"
+                log.warning(message, reference_set.name, name)
     _warn_of_copies(present, loaded)
     checksums = {
         f"{s.spec.role}/{s.spec.name}": s.list.checksum for s in present if s.list is not None
@@ -179,9 +186,9 @@ def _explain(
     )
     yield from (f"  {line}" for line in lacking)
     for spec in manifest.role("reference"):
-        # A reference that is there but overlaps a test set has to be asked for.
-        if needs_reference and spec.overlaps and inspect(manifest, spec, data_root).present:
-            others = ", ".join(spec.overlaps)
+        # A reference that is there but costs a row has to be asked for.
+        others = ", ".join(n for n, companion in spec.overlaps.items() if companion is None)
+        if needs_reference and others and inspect(manifest, spec, data_root).present:
             yield f"  --reference {spec.name} is there, but shares classes with {others}"
     if other := runnable(manifest.id_name, data_root):
         yield f"What is there suffices for --benchmark {' or '.join(other)}."
@@ -254,6 +261,18 @@ def _load_set(status: SetStatus, size: int, cache_dir: Path, progress: bool) -> 
 
     shape = len(names), size, size, 3
     return ImageSet(cached_array(build, shape, key, path.stem, cache_dir), labels, names)
+
+
+def _synthetic(specs: Sequence[SetSpec], id_test: ImageSet) -> dict[tuple[str, str], ImageSet]:
+    r"""Makes the images of the synthetic sets."""
+    counts = {s.count or 0 for s in specs}
+    made = {n: synthetic_ood(id_test.images, n, SYNTHETIC_SEED) for n in counts}
+    sets: dict[tuple[str, str], ImageSet] = {}
+    for spec in specs:
+        images = made[spec.count or 0][spec.synthetic or ""]
+        names = [f"{spec.synthetic}/{i:05d}" for i in range(len(images))]
+        sets[spec.role, spec.name] = ImageSet(images, np.full(len(images), -1), names)
+    return sets
 
 
 def _check_classes(loaded: Mapping[tuple[str, str], ImageSet]) -> None:
