@@ -31,7 +31,7 @@ def run(record: Mapping[str, Any], scores: Scores, title: str) -> str:
         scores: The scores of the run.
         title: The title of the table.
     """
-    results = record["results"]
+    results, data = record["results"], record["data"]
     absent = record["absent"]
     return MetricsTable.of(
         scores.metrics(),
@@ -40,8 +40,12 @@ def run(record: Mapping[str, Any], scores: Scores, title: str) -> str:
         accuracy=results["accuracy"],
         seconds=record["score_seconds"],
         parameters=results["parameters"],
-        counts=record["data"]["counts"],
-        reference=record["data"]["reference"],
+        counts=data["counts"],
+        reference=data["reference"],
+        # Older records have none of these, and their benchmarks no set that a reference holds.
+        overlaps=data.get("overlaps"),
+        parts=data.get("parts"),
+        remark=data.get("remark", ""),
         steps=record["config"]["training"]["steps"],
     ).to_markdown()
 

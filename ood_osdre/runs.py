@@ -153,7 +153,14 @@ def evaluate_run(
         seed=config.training.seed,
         benchmark=data.manifest.name,
         device=distributed.device_name(preprocess.device),
-        data={"reference": reference, "counts": scores.counts(), **identity(data)},
+        data={
+            "reference": reference,
+            "counts": scores.counts(),
+            "overlaps": table.overlaps,
+            "parts": table.parts,
+            "remark": table.remark,
+            **identity(data),
+        },
         absent=data.absent,
         selection=selection,
         validation={} if outcome is None else {"best": outcome.best, "history": outcome.history},
@@ -201,13 +208,24 @@ def finished_table(folder: Path, config: Config, data: BenchmarkData) -> Metrics
     )
 
 
-def _table(scores: Scores, data: BenchmarkData, config: Config, **facts: Any) -> MetricsTable:  # noqa: ANN401
+def _table(
+    scores: Scores,
+    data: BenchmarkData,
+    config: Config,
+    reference: str | None,
+    **facts: Any,  # noqa: ANN401
+) -> MetricsTable:
+    manifest = data.manifest
     return MetricsTable.of(
         scores.metrics(),
-        title=data.manifest.title,
+        title=manifest.title,
         absent=data.absent_by_role(),
         counts=scores.counts(),
+        overlaps=manifest.overlaps(reference),
+        parts=manifest.parts,
         steps=config.training.steps,
+        reference=reference,
+        remark=" ".join(manifest.note.split()),
         **facts,
     )
 
