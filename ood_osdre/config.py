@@ -52,7 +52,8 @@ class Config(Options):
 
     Attributes:
         id: The in-distribution data set.
-        benchmark: The manifest that lists the reference and OOD sets.
+        benchmark: The manifest that lists the reference and OOD sets; null for the first of the
+            ID data set's own that is whole on disk.
         reference: The reference set; null for the manifest's own.
         estimator: The one-step ratio, or a baseline: a direct ratio, a time-conditioned score, a
             classifier.
@@ -68,7 +69,7 @@ class Config(Options):
     """
 
     id: Text = "cifar10"
-    benchmark: Text = "openood"
+    benchmark: Text | None = None
     reference: Text | None = None
     estimator: Literal["one_step", "direct", "time_conditioned", "classifier"] = "one_step"
     title: Text | None = None

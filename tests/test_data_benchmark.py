@@ -15,6 +15,7 @@ from PIL import Image
 from ood_osdre.data import (
     BenchmarkData,
     ImageSet,
+    choose_benchmark,
     hold_out_reference,
     load_benchmark,
     load_manifest,
@@ -23,6 +24,7 @@ from ood_osdre.data import (
 from ood_osdre.data import benchmark as module
 from ood_osdre.data.builtin import synthetic_ood
 from ood_osdre.data.images import decode
+from ood_osdre.data.manifests import BENCHMARKS
 from ood_osdre.data.status import runnable
 from ood_osdre.errors import UserError
 
@@ -324,6 +326,33 @@ class TestReference:
         data = load(root)
         assert (data.reference_name, list(data.near)) == ("leaky", ["near", "held"])
         assert "holds classes of near" not in caplog.text
+
+
+def test_the_first_benchmark_that_is_whole_is_chosen(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = yaml.safe_load((root / "toy.yml").read_text())
+    content["ids"]["toy"]["sets"].append({"name": "gone", "role": "far", "list": "gone.txt"})
+    (root / "larger.yml").write_text(yaml.safe_dump(content))
+    monkeypatch.setitem(BENCHMARKS, "toy", (str(root / "larger.yml"), str(root / "toy.yml")))
+
+    manifest, reason = choose_benchmark("toy", root)
+    assert manifest.name == "toy"
+    assert reason.startswith(
+        f"benchmark toy: whole in {root}, unlike larger, which lacks far gone: "
+    )
+    with pytest.raises(UserError) as error:
+        choose_benchmark("toy", root, reference="nothing")
+    assert (
+        len(re.findall(r"larger|toy, which lacks .*no reference 'nothing'", str(error.value))) > 1
+    )
+    (root / LISTS / "gone.txt").write_text((root / LISTS / "test_far.txt").read_text())
+    assert choose_benchmark("toy", root) == (
+        load_manifest(root / "larger.yml", "toy"),
+        f"benchmark larger: whole in {root}",
+    )
+    with pytest.raises(UserError, match=r"benchmark: got none, .* ID 'mine'"):
+        choose_benchmark("mine", root)
 
 
 def test_synthetic_sets_are_made_from_test_images_and_are_not_those_of_validation(

@@ -125,6 +125,9 @@ def test_what_a_reference_holds_of_near_sets_and_what_stands_in() -> None:
             assert manifest.overlaps(reference) == {}
         assert manifest.parts == {f"{whole}_held": whole}
         openood = load_manifest("openood", id_name)
+        # The first two are those that may be taken unnamed.
+        names = [s.name for s in openood.role("reference")]
+        assert names == ["random300k", "tin597", "tin_reference", "tiny_reference"]
         assert openood.overlaps("tin_reference") == {"tin": None}
         assert openood.parts == {}
 

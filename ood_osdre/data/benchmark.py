@@ -4,7 +4,7 @@ Every ID set must have the classes of training. Sets that share images, and a re
 classes of a near set without a companion, are warned of.
 """
 
-__all__ = ["BenchmarkData", "load_benchmark", "load_digits_benchmark"]
+__all__ = ["BenchmarkData", "choose_benchmark", "load_benchmark", "load_digits_benchmark"]
 
 import hashlib
 import logging
@@ -22,9 +22,9 @@ from ..errors import UserError
 from ..files import map_array, stat
 from .builtin import load_digits_sets, synthetic_ood
 from .images import cached_array, decode_all, square
-from .manifests import Manifest, SetSpec, load_manifest
+from .manifests import BENCHMARKS, Manifest, SetSpec, load_manifest
 from .sets import ImageSet, count_shared, fingerprints, hold_out_reference
-from .status import REQUIRED, SetStatus, find_reference, inspect, runnable
+from .status import REQUIRED, SetStatus, find_reference, inspect, lacking, runnable
 
 CACHE = ".ood_osdre_cache"
 # Sets of these roles must share no image with any other set. OOD sets may.
@@ -82,6 +82,36 @@ class BenchmarkData:
         groups = set(self.reference.groups)
         held = [c for c in self.manifest.hold_out if c in groups]
         return hold_out_reference(self.reference, held or 10)
+
+
+def choose_benchmark(
+    id_name: str, data_root: str | Path, reference: str | Path | None = None
+) -> tuple[Manifest, str]:
+    r"""Chooses the benchmark of an ID data set: the first of its own that is whole on disk.
+
+    Arguments:
+        id_name: The ID data set.
+        data_root: The folder that holds lists and images.
+        reference: As in :func:`load_benchmark`.
+
+    Returns:
+        The benchmark, and why it was chosen, in a line.
+
+    Raises:
+        UserError: If none is whole.
+    """
+    root, passed = Path(data_root), list[str]()
+    manifests = [load_manifest(name, id_name) for name in BENCHMARKS.get(id_name, ())]
+    for manifest in manifests:
+        if not (lacks := lacking(manifest, root, reference)):
+            reason = f"benchmark {manifest.name}: whole in {data_root}"
+            return manifest, ", unlike ".join([reason, *passed])
+        more = f" and {len(lacks) - 1} more" if lacks[1:] else ""
+        passed.append(f"{manifest.name}, which lacks {lacks[0]}{more}")
+    if not manifests:
+        raise UserError(f"benchmark: got none, expected the name of one with ID {id_name!r}.")
+    what = f"no benchmark of --id {id_name} is whole in {root.resolve()} (--data-root):"
+    raise UserError("\n".join([what, *(f"  {p}" for p in passed), *_advice(manifests, root)]))
 
 
 def load_benchmark(
@@ -190,13 +220,21 @@ def _explain(
         others = ", ".join(n for n, companion in spec.overlaps.items() if companion is None)
         if needs_reference and others and inspect(manifest, spec, data_root).present:
             yield f"  --reference {spec.name} is there, but shares classes with {others}"
-    if other := runnable(manifest.id_name, data_root):
+    yield from _advice([manifest], data_root)
+
+
+def _advice(manifests: Sequence[Manifest], data_root: Path) -> Iterator[str]:
+    r"""Yields what else can be run, how to get the sets of benchmarks, and how to see them."""
+    id_name, first_name = manifests[0].id_name, manifests[0].name
+    if other := runnable(id_name, data_root):
         yield f"What is there suffices for --benchmark {' or '.join(other)}."
-    if manifest.get:
-        yield f"How to get it: {' '.join(manifest.get.split())}"
+    for get in dict.fromkeys(m.get for m in manifests if m.get):
+        names = [m.name for m in manifests if m.get == get]
+        what = " or ".join(names) if len(manifests) > 1 else "it"
+        yield f"How to get {what}: {' '.join(get.split())}"
     yield (
-        f"To see every set: python -m ood_osdre.data check --id {manifest.id_name} "
-        f"--benchmark {manifest.name} --data-root {data_root}"
+        f"To see every set: python -m ood_osdre.data check --id {id_name} "
+        f"--benchmark {first_name} --data-root {data_root}"
     )
     yield "No data at hand? --id digits needs none."
 

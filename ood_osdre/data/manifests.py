@@ -40,8 +40,13 @@ from ..options import Natural, Options, Share, shown
 from ..resources import find, names, read_yaml
 from .builtin import SETS
 
-#: The manifest that each ID data set is evaluated by unless another is named.
-BENCHMARKS = {"digits": "digits", "cifar10": "openood", "cifar100": "openood"}
+#: The manifests that each ID data set is evaluated by unless one is named: the first that is whole.
+BENCHMARKS = {
+    "digits": ("digits",),
+    "cifar10": ("openood", "openood_subset"),
+    "cifar100": ("openood", "openood_subset"),
+    "mirror": ("mirror0", "mirror1"),
+}
 # Of these roles a benchmark has one set, of the others several.
 SINGLE = ("id_train", "id_val", "id_test", "ood_val")
 # Of these, no two sets may have the same name, nor that of another row of the table.

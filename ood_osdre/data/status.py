@@ -21,6 +21,7 @@ __all__ = [
     "can_run",
     "find_reference",
     "inspect",
+    "lacking",
     "runnable",
 ]
 
@@ -195,6 +196,25 @@ def runnable(id_name: str, data_root: Path) -> list[str]:
         for manifest in manifests
         if can_run([inspect(manifest, s, data_root) for s in manifest.sets if s.list is not None])
     ]
+
+
+def lacking(manifest: Manifest, data_root: Path, reference: str | Path | None = None) -> list[str]:
+    r"""Returns what a benchmark lacks to be whole: all its ID, near and far sets, a reference.
+
+    Arguments:
+        manifest: The benchmark.
+        data_root: The folder that holds lists and images.
+        reference: As in :func:`find_reference`.
+    """
+    if manifest.is_embedded:
+        return []
+    sets = [s for role in (*REQUIRED, "near", "far") for s in manifest.role(role)]
+    try:
+        states = [find_reference(manifest, data_root, reference)]
+    except UserError as error:
+        return [str(error)]
+    states += [inspect(manifest, s, data_root) for s in sets]
+    return [str(s) for s in states if not s.present]
 
 
 def find_reference(
