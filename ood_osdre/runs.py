@@ -97,7 +97,7 @@ def train_run(
         ),
         options,
         validation,
-        select=evaluation.select,
+        select=evaluation.selected_by,
         folder=folder,
         metadata=metadata,
         time_budget=time_budget,

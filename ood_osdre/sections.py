@@ -268,7 +268,8 @@ class EvaluationConfig(Options):
 
     Attributes:
         batch_size: The number of images scored at once.
-        select: The validation quantity whose best step is kept.
+        select: Which step's averaged weights are kept: the last one's, or those with the largest of
+            a validation quantity.
         use_ood_val: Whether selection sees the OOD validation lists; recorded in the run file.
         solver: How a time-conditioned score is integrated: by the trapezoidal rule, or by an
             adaptive Runge-Kutta method; the run record says how many evaluations it took.
@@ -280,10 +281,15 @@ class EvaluationConfig(Options):
     """
 
     batch_size: Count = 512
-    select: Literal["val_auroc", "val_near", "val_far"] = "val_auroc"
+    select: Literal["last", "val_auroc", "val_near", "val_far"] = "last"
     use_ood_val: bool = False
     solver: Literal["trapezoid", "ode"] = "trapezoid"
     evaluations: Annotated[int, Field(ge=2)] = 10
     tolerance: Positive = 1e-3
     score: Literal["msp", "energy", "knn"] = "msp"
     neighbours: Count = 50
+
+    @property
+    def selected_by(self) -> str | None:
+        r"""The validation quantity that selects the step, as the trainer takes it; None: the last."""
+        return None if self.select == "last" else self.select

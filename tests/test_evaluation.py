@@ -187,8 +187,9 @@ def test_validation_matches_the_metrics_and_never_sees_test_sets(digits: Benchma
     assert len(far) == 3
     assert numbers["val_far"] == pytest.approx(np.mean(far))
     assert numbers["val_auroc"] == pytest.approx((numbers["val_near"] + np.mean(far)) / 2)
-    assert "held-out reference" in validation.describe()
-    assert "OOD VALIDATION" not in validation.describe()
+    for select in ("last", "val_auroc"):
+        assert "held-out reference" in validation.describe(select)
+        assert "OOD VALIDATION" not in validation.describe(select)
     for select in ("val_near", "val_far"):
         rule = validation.describe(select)
         assert f"largest validation AUROC {select}: " in rule
@@ -207,7 +208,8 @@ def test_validation_matches_the_metrics_and_never_sees_test_sets(digits: Benchma
 def test_ood_validation_lists_join_on_request_and_are_named(digits: BenchmarkData) -> None:
     _, near = digits.split_reference()
     validation = Validation(digits.id_val, near, PREPROCESS, limit=10, ood_val=near)
-    assert "OOD VALIDATION LISTS" in validation.describe()
+    for select in ("last", "val_auroc"):
+        assert "OOD VALIDATION LISTS" in validation.describe(select)
     assert set(validation.near) == {"near", "ood_val"}
 
 
@@ -221,12 +223,27 @@ def trained(
     return *train_run(CONFIG, digits, folder, CPU, progress=False), folder
 
 
+def test_the_last_step_is_kept_unless_another_is_asked_for(
+    digits: BenchmarkData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = iter([0.9, 0.1] * 2)
+    monkeypatch.setattr(Validation, "__call__", lambda *_: {"val_auroc": next(numbers)})
+    kept = {}
+    for select in ("last", "val_auroc"):
+        changes = {} if select == "last" else {"select": select}
+        config = CONFIG.replace(evaluation=CONFIG.evaluation.replace(**changes))
+        scorer, outcome, rule = train_run(config, digits, tmp_path / select, CPU, progress=False)
+        assert (f"{select} step" in rule) == (select == "last")
+        kept[select] = outcome.best["step"], scorer.score(digits.id_val.images[:9])
+    assert [step for step, _ in kept.values()] == [4, 2]
+    assert not np.allclose(*(scores for _, scores in kept.values()), rtol=1e-3)
+
+
 def test_a_run_leaves_its_folder_and_the_model_scores_alike(
     trained: tuple[Scorer, Outcome, str, Path], small: BenchmarkData
 ) -> None:
     scorer, outcome, selection, folder = trained
     table = evaluate_run(scorer, small, CONFIG, folder, selection, outcome, progress=False)
-
     names = {p.name for p in folder.iterdir()}
     assert {"metrics.csv", "metrics.md", "scores.npz", "score_density.png", "run.json"} <= names
     assert (folder / "score_density.png").read_bytes().startswith(b"\x89PNG")

@@ -1,8 +1,8 @@
 r"""From a user's configuration, ID data and reference to what the training loop takes.
 
-:func:`prepare` computes the statistics of the ID data, and holds a part of both sets out to select
-the model. Images are augmented and validated as those of a benchmark are. Vectors are not
-augmented, and no synthetic validation OOD is made of them: the held-out reference alone selects.
+:func:`prepare` computes the statistics of the ID data, and holds a part of both sets out for
+validation. Images are augmented and validated as those of a benchmark are. Vectors are not
+augmented, and no synthetic validation OOD is made of them: they have the held-out reference alone.
 """
 
 __all__ = [
@@ -42,7 +42,7 @@ from ..training.run import MODEL_FILE, STATE_FILE, holds, locked
 from ..training.trainer import Outcome, Validate
 from .scorer import model_metadata
 
-# The share of ID data, and of a reference without classes, that selects the model.
+# The share of ID data, and of a reference without classes, that validates.
 HELD_OUT = 0.1
 # A channel or coordinate that never varies is only centred.
 LEAST_STD = 1e-3
@@ -56,7 +56,7 @@ class TrainingData(NamedTuple):
     Attributes:
         config: The configuration, without the terms of a class head if there are no labels.
         batches: The training batches.
-        validate: Compares held-out ID data with held-out reference, to select the model.
+        validate: Compares held-out ID data with held-out reference.
         preprocess: The preprocessing, with the statistics of the ID training data.
         metadata: What is stored with the model, to rebuild it.
         seen: The fingerprints of all items of both sets.
@@ -89,7 +89,7 @@ def prepare(
     if id_shape[1:] != reference_shape[1:] or min(id_shape[0], reference_shape[0]) < 2:
         raise UserError(
             f"fit: got ID data of shape {id_shape} and a reference of shape {reference_shape}, "
-            "expected items of one shape, at least 2 of each: some train, some select."
+            "expected items of one shape, at least 2 of each: some train, some validate."
         )
     classes = _count_classes(id_data)
     if not classes:
@@ -162,7 +162,7 @@ def _vector_batches(
 
 
 def _hold_out(count: int, rng: np.random.Generator) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    r"""Returns the rows that train and the rows that select, both in order."""
+    r"""Returns the rows that train and the rows that validate, both in order."""
     order = rng.permutation(count)
     held = max(1, round(HELD_OUT * count))
     return np.sort(order[held:]), np.sort(order[:held])

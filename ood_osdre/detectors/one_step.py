@@ -2,7 +2,7 @@ r"""A detector in plain Python: fit, score, calibrate, predict, save.
 
 :class:`OneStepDetector` puts the parts of this package together for data that belong to no
 benchmark. It takes ID data and a reference in whatever form they come
-(:mod:`ood_osdre.data.inputs`), holds a part of both out to select the model, and trains with the
+(:mod:`ood_osdre.data.inputs`), holds a part of both out for validation, and trains with the
 one training loop. Nothing it reads in :meth:`~OneStepDetector.fit` is test data; calibration
 refuses inputs that it has read there.
 
@@ -135,8 +135,8 @@ class OneStepDetector:
     ) -> "OneStepDetector":
         r"""Trains on ID data against a reference.
 
-        A tenth of each, or ten class folders of a reference that has twenty, is held out to
-        select the model.
+        A tenth of each, or ten class folders of a reference that has twenty, is held out for
+        validation, by which `evaluation.select` may choose the step.
 
         Arguments:
             id_data: ID images or vectors :math:`p_1`. With labels, which data sets, loaders of
@@ -174,7 +174,7 @@ class OneStepDetector:
                 data.batches,
                 data.config.training,
                 data.validate,
-                select=data.config.evaluation.select,
+                select=data.config.evaluation.selected_by,
                 folder=target,
                 metadata=metadata,
                 resume=resume,

@@ -228,7 +228,9 @@ class Trainer:
         bar.set_postfix(
             loss=f"{entry['loss_total']:.3f}",
             img_s=f"{images:.0f}",
-            val=f"{out.history[-1].get(self.select or '', math.nan):.4f}" if out.history else "-",
+            val=f"{out.history[-1].get(self.select or 'val_auroc', math.nan):.4f}"
+            if out.history
+            else "-",
         )
         if self.log is not None and (validate or out.step % LOG_EVERY == 0):
             self.log.write(entry | self.objective.learnt())
