@@ -19,6 +19,7 @@ import torch
 from .config import Config
 from .data import BenchmarkData, ImageSet
 from .data.lists import first
+from .data.sets import hold_out_id
 from .data.transforms import Preprocess
 from .detectors import Scorer, TrainedModel, model_metadata
 from .errors import UserError
@@ -70,6 +71,7 @@ def train_run(
     preprocess = Preprocess(manifest.mean, manifest.std, device)
     classes = int(data.id_train.labels.max()) + 1
     reference, near = data.split_reference()
+    id_train, id_held = hold_out_id(data.id_train, config.data.hold_out_id)
     metadata = model_metadata(
         config,
         classes,
@@ -79,7 +81,7 @@ def train_run(
         **identity(data, trained=True),
     )
     model = build_ratio(config, classes).to(device)
-    check_neighbours(model, data.id_train)
+    check_neighbours(model, id_train)
     validation = Validation(
         data.id_val,
         near,
@@ -87,13 +89,14 @@ def train_run(
         evaluation.batch_size,
         config.data.val_limit,
         data.ood_val if evaluation.use_ood_val else None,
-        data.id_train,
+        id_train,
+        id_held,
     )
     fitted = fit(
         model,
         partial(prepare_objective, config),
         ImageBatches(
-            data.id_train, reference, config.data, preprocess, options.batch_size, options.seed
+            id_train, reference, config.data, preprocess, options.batch_size, options.seed
         ),
         options,
         validation,

@@ -192,6 +192,9 @@ class DataConfig(Options):
         reference_limit: That of the reference set, in place of `train_limit`; null for the same.
         val_limit: The number of validation images used of each set; null for all, but of the
             near images no more than twice as many as of the ID ones.
+        hold_out_id: The number of a benchmark's ID training images that are left out of training,
+            the same for every seed; `val_accuracy` is then theirs, for choices that must not see
+            the test split. Of a final run 0.
     """
 
     flip: bool = True
@@ -201,6 +204,7 @@ class DataConfig(Options):
     train_limit: Count | None = None
     reference_limit: Count | None = None
     val_limit: Count | None = None
+    hold_out_id: Natural = 0
 
     def _conflicts(self) -> Iterator[str]:
         if self.broaden + self.mixture > 1:

@@ -454,6 +454,12 @@ def test_vectors_need_a_network_for_vectors() -> None:
         OneStepDetector("digits", **options).fit(gaussian(9, 0), gaussian(9, 1))
 
 
+def test_a_fit_holds_out_for_itself() -> None:
+    detector = OneStepDetector("digits", data__hold_out_id=2, **SMALL)
+    with pytest.raises(UserError, match=r"data\.hold_out_id: got 2, expected 0"):
+        detector.fit(ID, REFERENCE)
+
+
 def test_methods_come_in_order() -> None:
     detector = OneStepDetector(VECTORS, progress=False, **FAST)
     x = gaussian(9, 0)

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from ood_osdre import runs
 from ood_osdre.config import Config
 from ood_osdre.data import BenchmarkData, load_digits_benchmark
+from ood_osdre.data.sets import hold_out_id
 from ood_osdre.data.transforms import Preprocess
 from ood_osdre.detectors.scorer import Scorer, load_scorer
 from ood_osdre.errors import UserError
@@ -237,6 +239,40 @@ def test_the_last_step_is_kept_unless_another_is_asked_for(
         kept[select] = outcome.best["step"], scorer.score(digits.id_val.images[:9])
     assert [step for step, _ in kept.values()] == [4, 2]
     assert not np.allclose(*(scores for _, scores in kept.values()), rtol=1e-3)
+
+
+def test_held_out_id_images_train_nothing_and_are_those_whose_accuracy_is_told(
+    digits: BenchmarkData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size, held = len(digits.id_train), 100
+    rest, last = hold_out_id(digits.id_train, held)
+    assert last is not None
+    assert (len(rest), len(last)) == (size - held, held)
+    assert sorted([*rest.names, *last.names]) == sorted(digits.id_train.names)
+    assert set(last.labels) == set(range(5))
+    assert hold_out_id(digits.id_train, 0) == (digits.id_train, None)
+
+    seen: list[int] = []
+    batches = runs.ImageBatches
+    monkeypatch.setattr(
+        runs, "ImageBatches", lambda x, *args: (seen.append(len(x)), batches(x, *args))[1]
+    )
+    told = {}
+    for seed in (0, 1):
+        config = CONFIG.replace(
+            data=CONFIG.data.replace(hold_out_id=held),
+            training=CONFIG.training.replace(seed=seed),
+        )
+        scorer, outcome, _ = train_run(config, digits, tmp_path / str(seed), CPU, progress=False)
+        _, predicted = score_images(scorer.ratio, last.images, scorer.preprocess)
+        assert predicted is not None
+        told[seed] = outcome.best["val_accuracy"], np.mean(predicted == last.labels)
+    assert seen == [size - held] * 2
+    for accuracy, expected in told.values():
+        assert accuracy == pytest.approx(expected)
+
+    with pytest.raises(UserError, match=f"hold_out_id: got {size}, expected less than {size}"):
+        hold_out_id(digits.id_train, size)
 
 
 def test_a_run_leaves_its_folder_and_the_model_scores_alike(

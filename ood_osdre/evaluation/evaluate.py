@@ -100,6 +100,8 @@ class Validation:
             than twice as many as of the ID ones.
         ood_val: OOD validation images, which then join the near images.
         id_train: The ID training set, which the score `knn` of a classifier needs.
+        id_held: ID training images left out of training, with labels, whose accuracy is then
+            `val_accuracy`; None for that of `id_val`.
     """
 
     def __init__(
@@ -111,9 +113,11 @@ class Validation:
         limit: int | None = None,
         ood_val: ImageSet | None = None,
         id_train: ImageSet | None = None,
+        id_held: ImageSet | None = None,
     ) -> None:
         self.preprocess, self.batch_size, self.id_train = preprocess, batch_size, id_train
         self.id_val = _thinned(id_val, limit)
+        self.id_held = id_held
         size = len(self.id_val)
         # Not more images than a validation every few hundred steps can afford.
         self.near = {"near": _thinned(near, limit or 2 * size).images}
@@ -137,7 +141,11 @@ class Validation:
             calibration = ratio_calibration(id_scores, scores["near"])
             numbers |= {f"val_{k}": v for k, v in calibration._asdict().items()}
         if predicted is not None:
-            numbers["val_accuracy"] = float(np.mean(predicted == self.id_val.labels))
+            labelled = self.id_val
+            if self.id_held is not None:
+                labelled = self.id_held
+                _, predicted = self._score(model, labelled.images)
+            numbers["val_accuracy"] = float(np.mean(predicted == labelled.labels))
         return numbers
 
     def describe(self, select: str) -> str:
