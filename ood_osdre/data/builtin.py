@@ -104,16 +104,15 @@ def _enlarge(grey: Pixels) -> Pixels:
     return np.asarray(image.convert("RGB"))
 
 
-def synthetic_ood(id_images: Pixels, size: int) -> dict[str, Pixels]:
+def synthetic_ood(id_images: Pixels, size: int, seed: int = 0) -> dict[str, Pixels]:
     r"""Returns synthetic validation OOD by kind, each with shape :math:`(N, H, W, 3)`.
-
-    Equal arguments give equal sets.
 
     Arguments:
         id_images: ID validation images, uint8 with shape :math:`(M, H, W, 3)`.
         size: The number of images :math:`N` in each set.
+        seed: The seed of the generator; equal seeds give equal sets.
     """
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     height, width = id_images.shape[1:3]
     chosen = id_images[rng.integers(len(id_images), size=size)]
     return {
