@@ -132,14 +132,20 @@ class Config(Options):
     def _network_conflicts(self) -> Iterator[str]:
         network, objective, estimator = self.network, self.objective, self.estimator
         if estimator == "time_conditioned":
-            if network.kind == "unet":
-                yield f"network.kind: got unet, expected resnet or mlp for estimator {estimator}."
+            if network.kind in ("speed", "unet"):
+                yield (
+                    f"network.kind: got {network.kind}, expected resnet or mlp for estimator "
+                    f"{estimator}."
+                )
             if network.norm == "batch":
                 yield f"network.norm: got batch, expected group for estimator {estimator}."
         if objective.data_score:
             beside = [t for t in ("conditional", "time_score") if getattr(objective, t)]
-            if network.kind == "resnet":
-                yield "objective.data_score: is on, but network.kind resnet has no decoder; unet has."
+            if network.kind in ("resnet", "speed"):
+                yield (
+                    f"objective.data_score: is on, but network.kind {network.kind} has no decoder; "
+                    "unet has."
+                )
             if estimator != "one_step" or len(beside) != 1:
                 yield (
                     "objective.data_score: is on, expected beside objective.conditional or "

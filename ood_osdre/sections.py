@@ -36,20 +36,21 @@ class NetworkConfig(Options):
     r"""The network :math:`x \mapsto h(x)` (:mod:`ood_osdre.models.networks`).
 
     Attributes:
-        kind: A ResNet for images, an MLP for vectors, or the encoder of a U-Net for images. Its
-            decoder is trained where `objective.data_score` is on, and not deployed.
-        width: A factor on the ResNet's channels 64, 128, 256, 512 or the U-Net's 128, 256, 512, a
-            multiple of 1/8; or on the MLP's 256 features.
+        kind: A ResNet for images, an MLP for vectors, a small network of images that trains fast
+            (:mod:`ood_osdre.models.speed`), or the encoder of a U-Net for images, whose decoder is
+            trained where `objective.data_score` is on, and not deployed.
+        width: A factor on the ResNet's channels 64, 128, 256, 512, the fast network's 32, 128, 128
+            or the U-Net's 128, 256, 512, a multiple of 1/8; or on the MLP's 256 features.
         depths: The number of basic blocks in each of the ResNet's four stages; an MLP has one
             layer an entry.
         stem_stride: The stride of the ResNet's stem; 2 trades detail for a fourfold speed-up. A
-            U-Net takes neither this nor `depths`.
+            U-Net and the fast network take neither this nor `depths`.
         norm: Batch or group normalisation.
         classes_head: Whether a class head is built where `objective.class_weight` trains it.
         octaves: The number of frequencies in which a time-conditioned network sees the time.
     """
 
-    kind: Literal["resnet", "mlp", "unet"] = "resnet"
+    kind: Literal["resnet", "mlp", "speed", "unet"] = "resnet"
     width: Positive = 1.0
     depths: Annotated[tuple[Count, ...], Field(strict=False, min_length=1)] = (2, 2, 2, 2)
     stem_stride: Count = 1
@@ -64,6 +65,8 @@ class NetworkConfig(Options):
             yield f"depths: got {len(self.depths)} entries, expected {RESNET_STAGES}."
         if self.kind == "unet" and self.norm != "group":
             yield f"norm: got {self.norm}, expected group for network.kind unet."
+        if self.kind == "speed" and self.norm != "batch":
+            yield f"norm: got {self.norm}, expected batch for network.kind speed."
 
 
 class BasisConfig(Options):

@@ -258,7 +258,7 @@ def test_a_data_score_needs_a_backbone_with_a_decoder() -> None:
 def test_an_mlp_needs_the_dimension_of_its_inputs() -> None:
     config = Config.from_mapping({"network": {"kind": "mlp"}})
     with pytest.raises(
-        UserError, match=r"network\.kind: got mlp, expected resnet or unet for images"
+        UserError, match=r"network\.kind: got mlp, expected resnet, speed or unet for images"
     ):
         build_ratio(config, classes=0)
     assert build_ratio(config, classes=0, dim=3)(torch.randn(2, 3)).shape == (2,)

@@ -18,6 +18,7 @@ __all__ = [
     "RBFBasis",
     "RatioModel",
     "ResNetBackbone",
+    "SpeedBackbone",
     "TemporalBasis",
     "TimeConditionedMLP",
     "TimeConditionedRatio",
@@ -66,4 +67,5 @@ from .networks import (
     check_inputs,
 )
 from .ratio import DirectRatio, FoldedRatio, OneStepRatio, Prediction, RatioModel
+from .speed import SpeedBackbone
 from .unet import CHANNELS, UNetDecoder, UNetEncoder, VectorDecoder, inverse_noise

@@ -101,8 +101,15 @@ class Batches(abc.ABC):
         r"""Returns the pairs of a step, given its source of randomness, on the device."""
 
     @abc.abstractmethod
+    def ends(self) -> tuple[Tensor, Tensor]:
+        r"""Returns points of :math:`p_0` and of :math:`p_1`, not augmented, each :math:`(N, *)`.
+
+        They are enough to estimate second moments, the same at every call, and taken from no batch.
+        """
+
     def moments(self) -> Moments:
         r"""Returns the second moments of both ends."""
+        return Moments.of(*self.ends())
 
     def __call__(self, step: int) -> Batch:
         r"""Returns the batch of a step."""
@@ -187,8 +194,9 @@ class ImageBatches(PixelBatches):
         # The order of the current epoch.
         self._shuffles: dict[Stream, tuple[int, Tensor]] = {}
 
-    def moments(self) -> Moments:  # noqa: D102
-        return Moments.of(*(self.preprocess.sample(s.images) for s in self._ends))
+    def ends(self) -> tuple[Tensor, Tensor]:  # noqa: D102
+        reference, id_train = (self.preprocess.sample(s.images) for s in self._ends)
+        return reference, id_train
 
     def pairs(self, step: int, generator: Generator) -> Pairs:
         r"""Returns the images of a step, each with shape :math:`(B, C, H, W)`."""
@@ -248,9 +256,9 @@ class VectorBatches(Batches):
         self.labels = labels.to(self.device)
         self._limit = standardise.sample_size
 
-    def moments(self) -> Moments:  # noqa: D102
-        ends = self.reference, self.id_train
-        return Moments.of(*(x[:: max(1, len(x) // self._limit)] for x in ends))
+    def ends(self) -> tuple[Tensor, Tensor]:  # noqa: D102
+        x_0, x_1 = (x[:: max(1, len(x) // self._limit)] for x in (self.reference, self.id_train))
+        return x_0, x_1
 
     def pairs(self, step: int, generator: Generator) -> Pairs:
         r"""Returns the vectors of a step, each with shape :math:`(B, d)`."""

@@ -34,6 +34,7 @@ from ..models import (
     RatioModel,
     RBFBasis,
     ResNetBackbone,
+    SpeedBackbone,
     TimeConditionedMLP,
     TimeConditionedRatio,
     TimeConditionedResNet,
@@ -201,9 +202,11 @@ def build_backbone(config: Config, dim: int | None = None) -> tuple[nn.Module, i
         UserError: If the network takes the other kind of inputs.
     """
     network, dim = config.network, _checked_dim(config, dim)
-    backbone: ResNetBackbone | UNetEncoder | MLP
+    backbone: ResNetBackbone | SpeedBackbone | UNetEncoder | MLP
     if network.kind == "resnet":
         backbone = ResNetBackbone(network.width, network.depths, network.stem_stride, network.norm)
+    elif network.kind == "speed":
+        backbone = SpeedBackbone(network.width)
     elif network.kind == "unet":
         backbone = UNetEncoder([round(c * network.width) for c in CHANNELS])
     else:
@@ -249,7 +252,9 @@ def _checked_dim(config: Config, dim: int | None) -> int:
     r"""Returns the dimension of vectors, 0 for images; refuses a network for the other kind."""
     kind = config.network.kind
     if (kind == "mlp") != (dim is not None):
-        inputs, expected = ("images", "resnet or unet") if dim is None else ("vectors", "mlp")
+        inputs, expected = (
+            ("images", "resnet, speed or unet") if dim is None else ("vectors", "mlp")
+        )
         raise UserError(f"network.kind: got {kind}, expected {expected} for {inputs}.")
     return dim or 0
 

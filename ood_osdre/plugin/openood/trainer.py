@@ -38,6 +38,8 @@ from .network import OSDRENet
 
 # Batches of each side from which second moments are computed.
 MOMENT_BATCHES = 8
+# Images of each side that are kept, for a network that looks at some before its training.
+ENDS = 256
 
 
 class OSDRETrainer:
@@ -157,12 +159,19 @@ class LoaderBatches(PixelBatches):
             for loader in (reference_loader, id_loader)
         ]
         self._moments = Moments.of(*(images.to(self.device) for images in ends))
+        # A copy, or all of them would stay in memory.
+        self._ends = [images[:ENDS].clone() for images in ends]
         self.size: int = ends[0].shape[-1]
         self._id, self._reference = _endless(id_loader), _endless(reference_loader)
         self._left = ends[0][:0]
 
+    def ends(self) -> tuple[Tensor, Tensor]:
+        r"""Returns the first images of both loaders."""
+        reference, id_images = (images.to(self.device) for images in self._ends)
+        return reference, id_images
+
     def moments(self) -> Moments:
-        r"""Returns the second moments of the first images of both loaders."""
+        r"""Returns the second moments of the first batches of both loaders."""
         return self._moments
 
     def pairs(self, step: int, generator: Generator) -> Pairs:
