@@ -30,6 +30,8 @@ Seed: TypeAlias = Annotated[int, Field(ge=0, le=1_000_000_000)]
 
 # A width scales channels that are multiples of 64, and groups have 8 channels.
 WIDTH_STEP, RESNET_STAGES = 1 / 8, 4
+# The momentum of stochastic gradient descent, unless an option says another.
+MOMENTUM = 0.9
 
 
 class NetworkConfig(Options):
@@ -143,6 +145,7 @@ class ObjectiveConfig(Options):
         endpoint_clean: Whether it sees the clean ends, not the path's dequantised ones.
         endpoint_cap: The log-ratio, in nats, from which its exponentials go on as tangents.
         class_weight: The weight of the class head's cross-entropy on ID data.
+        label_smoothing: The share of its target that is spread evenly over all classes.
         outlier_exposure: The weight of the class head's uniformity on the reference.
         conditional: The weight of conditional score matching.
         conditional_form: Its form; all share one minimiser.
@@ -166,6 +169,7 @@ class ObjectiveConfig(Options):
     endpoint_clean: bool = False
     endpoint_cap: Positive = 10.0
     class_weight: Weight = 0.0
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     outlier_exposure: Weight = 0.0
     conditional: Weight = 0.0
     conditional_form: Literal["scalar", "antithetic", "per_block", "antithetic_per_block"] = (
@@ -187,7 +191,9 @@ class DataConfig(Options):
     r"""What a batch is made of; ID and reference images get the same augmentation.
 
     Attributes:
-        flip: Whether images are mirrored at random.
+        flip: Whether images are mirrored: never, at random, or alternating: in every other epoch,
+            from the first or from the second at random. (OpenOOD's loaders do not say which image is
+            which; there, alternating is at random.)
         crop: The padding, in pixels, of random crops; 0 for none.
         broaden: The share of the reference batch replaced by strong transforms of its images.
         mixture: The share of the reference batch replaced by ID images; with `broaden` at most 1.
@@ -200,7 +206,7 @@ class DataConfig(Options):
             the test split. Of a final run 0.
     """
 
-    flip: bool = True
+    flip: Literal["none", "random", "alternating"] = "random"
     crop: Natural = 4
     broaden: Share = 0.0
     mixture: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -223,10 +229,15 @@ class TrainingConfig(Options):
     Attributes:
         steps: The number of steps.
         batch_size: The number of (reference, ID) pairs in a batch.
-        lr: The peak learning rate of AdamW.
-        weight_decay: Its weight decay; none on norms, biases, basis and path.
+        optimizer: AdamW, or stochastic gradient descent with Nesterov's momentum.
+        lr: The peak learning rate.
+        momentum: The momentum of `sgd`; 0 for none.
+        weight_decay: The weight decay; none on norms, biases, basis and path. That of `sgd` is a
+            part of the gradient.
         basis_lr_factor: A factor on the learning rate of the basis shapes.
-        warmup: The steps of linear warm-up, a factor on the cosine decay over all steps.
+        warmup: The steps of linear warm-up.
+        decay: How the learning rate falls to zero: by a cosine over all steps, of which the warm-up
+            is a factor, or linearly from the end of the warm-up.
         clip: The largest gradient norm; 0 for no clipping.
         ema: The decay of the averaged weights; 0 for none.
         eval_every: The steps between validations.
@@ -239,10 +250,13 @@ class TrainingConfig(Options):
 
     steps: Count = 10_000
     batch_size: BatchSize = 128
+    optimizer: Literal["adamw", "sgd"] = "adamw"
     lr: Positive = 1e-3
+    momentum: Annotated[float, Field(ge=0, lt=1)] = MOMENTUM
     weight_decay: Weight = 5e-4
     basis_lr_factor: Weight = 0.1
     warmup: Natural = 500
+    decay: Literal["cosine", "linear"] = "cosine"
     clip: Weight = 1.0
     ema: Annotated[float, Field(ge=0, lt=1)] = 0.999
     eval_every: Count = 500
@@ -251,6 +265,10 @@ class TrainingConfig(Options):
     channels_last: bool = True
     checkpoint_every: Count = 500
     seed: Seed = 0
+
+    def _conflicts(self) -> Iterator[str]:
+        if self.optimizer == "adamw" and self.momentum != MOMENTUM:
+            yield f"momentum: got {self.momentum:g}, expected training.optimizer sgd with it."
 
     @classmethod
     def short(cls, steps: int) -> "TrainingConfig":

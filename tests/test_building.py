@@ -211,10 +211,16 @@ def test_a_data_score_trains_its_decoder_and_what_it_shares(
 
 def test_options_arrive() -> None:
     _, _, objective, _ = make(
-        (3, 16, 16), network=NETWORK, objective={"endpoint_loss": "chisq", "endpoint_cap": 5}
-    )
+        (3, 16, 16),
+        classes=3,
+        network=NETWORK,
+        objective={
+            "endpoint_loss": "chisq", "endpoint_cap": 5, "class_weight": 1, "label_smoothing": 0.2,
+        },
+    )  # fmt: skip
     term = objective.terms["endpoint"]
     assert (term.kind, term.cap) == ("chisq", 5.0)
+    assert objective.terms["class"].smoothing == 0.2
     for stratified in (False, True):
         for kind in ("uniform", "logit_normal", "inverse_variance"):
             config = Config.from_mapping({"times": {"kind": kind, "stratified": stratified}})

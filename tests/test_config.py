@@ -204,6 +204,10 @@ FILES = [
     ("objective: {endpoint: .nan}", "objective.endpoint: got nan", "number"),
     ("training: {ema: 1.0}", "training.ema: got 1.0", "a number less than 1"),
     ("training: {compile: 1}", "training.compile: got 1", "true or false"),
+    ("training: {momentum: 1, optimizer: sgd}", "training.momentum: got 1", "less than 1"),
+    ("training: {momentum: 0.8}", "training.momentum: got 0.8", "training.optimizer sgd"),
+    ("objective: {label_smoothing: 1}", "objective.label_smoothing: got 1", "less than 1"),
+    ("data: {flip: true}", "data.flip: got true", "'none', 'random' or 'alternating'"),
     ("data: {val_limit: 0}", "data.val_limit: got 0", "1"),
     ("network: {depths: []}", "network.depths: got []", "at least 1 item"),
     ("network: {depths: [1, 0]}", "network.depths[1]: got 0", "1"),
@@ -385,7 +389,7 @@ def test_every_weight_of_a_term_trains_or_accompanies_an_estimator() -> None:
     grouped = {term for group in (*TERMS.values(), *EXTRAS.values()) for term in group}
     fields = ObjectiveConfig.model_fields.items()
     weights = {name for name, field in fields if field.annotation is float}
-    assert grouped == weights - {"endpoint_cap", "delta", "data_score"}
+    assert grouped == weights - {"endpoint_cap", "delta", "data_score", "label_smoothing"}
 
 
 def test_kernels_are_those_of_the_models() -> None:

@@ -517,7 +517,7 @@ def test_id_and_reference_are_augmented_alike(tmp_path: Path) -> None:
 
 def test_every_reference_image_has_its_turn(tmp_path: Path) -> None:
     loaders, uneven = HostLoaders(batch_size=24), HostLoaders(batch_size=5)
-    config = host_config(tmp_path, data={"flip": False, "crop": 0})
+    config = host_config(tmp_path, data={"flip": "none", "crop": 0})
     trainer = OSDRETrainer(small_net(), loaders.id["train"], uneven.reference, config)
     for batch in [trainer.batches(step) for step in range(2)]:
         assert torch.allclose(batch.x_0, images(loaders.reference, "data_aux"), atol=1e-5)

@@ -25,8 +25,18 @@ CONFIG = Config.from_mapping(
     {
         "network": {"kind": "speed", "width": 0.125},
         "objective": {"class_weight": 1.0},
-        "data": {"crop": 2},
-        "training": {"steps": 6, "batch_size": 8, "warmup": 2, "weight_decay": 0.5, "amp": "none"},
+        "data": {"crop": 2, "flip": "alternating"},
+        "training": {
+            "steps": 6,
+            "batch_size": 8,
+            "optimizer": "sgd",
+            "lr": 0.05,
+            "weight_decay": 0.5,
+            "warmup": 2,
+            "decay": "linear",
+            "checkpoint_every": 2,
+            "amp": "none",
+        },
     }
 )
 
@@ -147,3 +157,23 @@ def test_the_assembler_whitens_once_and_training_leaves_it(tmp_path: Path) -> No
     assert torch.equal(loaded.eval().log_ratio(x), expected)
     torch.testing.assert_close(loaded.fold().log_ratio(x), expected, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(loaded.fold().predict(x).logits, trainer.kept.predict(x).logits)
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
+    whole, part = make(tmp_path / "whole"), make(tmp_path / "part")
+    whole.run(progress=False)
+    batches = part.batches
+
+    def interrupted(step: int) -> object:
+        if step == 5:  # in the second epoch of both sets, one step after the last checkpoint
+            raise KeyboardInterrupt
+        return batches(step)
+
+    part.batches = interrupted  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        part.run(progress=False)
+    resumed = make(tmp_path / "part")
+    resumed.run(progress=False, resume=True)
+    for name, module in whole._modules().items():
+        other = resumed._modules()[name].state_dict()
+        assert all(torch.equal(x, other[key]) for key, x in module.state_dict().items())

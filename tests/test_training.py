@@ -40,9 +40,9 @@ from ood_osdre.training.build import build_ratio, prepare_objective
 from ood_osdre.training.fit import fit
 from ood_osdre.training.optimisation import (
     PATH_RATE,
-    adamw,
     autocast_dtype,
     average_into,
+    build_optimizer,
     learning_rate_factor,
 )
 from ood_osdre.training.trainer import Trainer, distributed
@@ -323,13 +323,53 @@ def test_the_learning_rate_warms_up_and_ends_at_zero() -> None:
     assert all(a >= b for a, b in itertools.pairwise(rates[4:]))
 
 
+def test_a_linear_decay_is_a_trapezium_without_a_flat_top() -> None:
+    options = PEAKS.replace(decay="linear")
+    rates = [learning_rate_factor(s, options) for s in range(options.steps + 1)]
+    # Rises by fifths over the five steps of the warm-up, falls by 25ths over the 25 others.
+    assert rates[:6] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1, 1])
+    assert rates[5:] == pytest.approx([k / 25 for k in range(25, -1, -1)])
+    for warmup in (0, options.steps, 2 * options.steps):
+        one = options.replace(warmup=warmup)
+        rates = [learning_rate_factor(s, one) for s in range(one.steps + 1)]
+        assert 0.4 < max(rates) <= 1
+        assert min(rates) == rates[-1] == 0
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_sgd_is_nesterovs(tmp_path: Path, momentum: float) -> None:
+    sgd = {"optimizer": "sgd", "momentum": momentum, "weight_decay": 0.1, "clip": 0, "lr": 0.05}
+    options = OPTIONS.replace(steps=8, checkpoint_every=5, **sgd)
+    trainer = make(tmp_path / "part", options)
+    p = trainer.ratio.network.head.weight
+    theta, velocity = p.detach().clone(), torch.zeros_like(p)
+    for step in range(4):
+        trainer.step(batches(step))
+        gradient = p.grad + 0.1 * theta
+        velocity = momentum * velocity + gradient
+        rate = 0.05 * learning_rate_factor(step, options)
+        theta = theta - rate * (gradient + momentum * velocity)
+        torch.testing.assert_close(p.detach(), theta)
+
+    # Its state, a velocity or none, is in the checkpoint.
+    whole = make(tmp_path / "whole", options)
+    whole.run(progress=False)
+    part = make(tmp_path / "part", options)
+    part.batches = _raise_at(6)
+    with pytest.raises(KeyboardInterrupt):
+        part.run(progress=False)
+    resumed = make(tmp_path / "part", options, seed=1)
+    resumed.run(progress=False, resume=True)
+    assert_identical(whole, resumed)
+
+
 def test_only_weights_decay_and_every_parameter_is_trained_once() -> None:
     backbone = ResNetBackbone(0.125, (1, 1, 1, 1))
     network = CoefficientNetwork(backbone, backbone.features, 4, classes=3)
     ratio = OneStepRatio(network, RBFBasis(size=4))
     path = GaussianPath(KumaraswamySchedule(2), DDBINoise(0.1, 0.1, learnable=True))
     objective = Objective({"endpoint": (1.0, EndPointLoss(path))})
-    groups = adamw(ratio, objective, PEAKS).param_groups
+    groups = build_optimizer(ratio, objective, PEAKS).param_groups
 
     trained = [id(p) for g in groups for p in g["params"]]
     assert sorted(trained) == sorted(map(id, [*ratio.parameters(), *path.parameters()]))

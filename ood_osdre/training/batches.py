@@ -49,6 +49,8 @@ class Stream(enum.Enum):
     SHUFFLE_REFERENCE = "images", 2
     LIMIT = "images", 3
     HOST = "images", 4
+    FLIP_ID = "images", 7
+    FLIP_REFERENCE = "images", 8
     SPLIT = "features", 5
     PROBE = "any", 6
     MOMENTS = "tasks", 1
@@ -193,6 +195,13 @@ class ImageBatches(PixelBatches):
         self.id_labels = torch.as_tensor(id_train.labels, device=self.device)
         # The order of the current epoch.
         self._shuffles: dict[Stream, tuple[int, Tensor]] = {}
+        # Which images are mirrored in the first epoch, and in every other one after it.
+        self._first_flips = {
+            Stream.SHUFFLE_ID: _coins(len(self.id_images), seed, Stream.FLIP_ID),
+            Stream.SHUFFLE_REFERENCE: _coins(
+                len(self.reference_images), seed, Stream.FLIP_REFERENCE
+            ),
+        }
 
     def ends(self) -> tuple[Tensor, Tensor]:  # noqa: D102
         reference, id_train = (self.preprocess.sample(s.images) for s in self._ends)
@@ -200,26 +209,32 @@ class ImageBatches(PixelBatches):
 
     def pairs(self, step: int, generator: Generator) -> Pairs:
         r"""Returns the images of a step, each with shape :math:`(B, C, H, W)`."""
-        chosen = self._indices(step, Stream.SHUFFLE_ID, len(self.id_images))
-        other = self._indices(step, Stream.SHUFFLE_REFERENCE, len(self.reference_images))
-        flip, crop, pixels = self.options.flip, self.options.crop, self.preprocess.pixels
-        x_1 = pixels(flip_crop(self.id_images, chosen, flip, crop, generator))
-        x_0 = pixels(flip_crop(self.reference_images, other, flip, crop, generator))
+        chosen, flip_1 = self._chosen(step, Stream.SHUFFLE_ID, len(self.id_images))
+        other, flip_0 = self._chosen(step, Stream.SHUFFLE_REFERENCE, len(self.reference_images))
+        crop, pixels = self.options.crop, self.preprocess.pixels
+        x_1 = pixels(flip_crop(self.id_images, chosen, flip_1, crop, generator))
+        x_0 = pixels(flip_crop(self.reference_images, other, flip_0, crop, generator))
         return self.varied(x_0, x_1, self.id_labels[chosen], step, generator)
 
-    def _indices(self, step: int, stream: Stream, total: int) -> Tensor:
-        r"""Returns the images of a step: epochs without replacement, end to end."""
+    def _chosen(self, step: int, stream: Stream, total: int) -> tuple[Tensor, bool | Tensor]:
+        r"""Returns the images of a step, epochs without replacement end to end, and their flips."""
         first, last = step * self.batch_size, (step + 1) * self.batch_size
-        parts = []
+        parts, flips = [], []
         for epoch in range(first // total, (last - 1) // total + 1):
             start = epoch * total
             order = self._shuffle(epoch, stream, total)
             parts.append(order[max(first - start, 0) : last - start])
-        indices = torch.cat(parts)
+            flips.append(self._first_flips[stream][parts[-1]] ^ bool(epoch % 2))
+        indices = self._placed(torch.cat(parts))
+        if self.options.flip == "alternating":
+            return indices, self._placed(torch.cat(flips))
+        return indices, self.options.flip == "random"
+
+    def _placed(self, x: Tensor) -> Tensor:
         if self.device.type == "cuda":
             # From pinned memory the copy does not wait for the device.
-            indices = indices.pin_memory()
-        return indices.to(self.device, non_blocking=True)
+            x = x.pin_memory()
+        return x.to(self.device, non_blocking=True)
 
     def _shuffle(self, epoch: int, stream: Stream, total: int) -> Tensor:
         cached = self._shuffles.get(stream)
@@ -271,6 +286,10 @@ class VectorBatches(Batches):
 
 def _normal_like(x: Tensor, generator: Generator) -> Tensor:
     return torch.randn(x.shape, generator=generator, device=x.device, dtype=x.dtype)
+
+
+def _coins(count: int, seed: int, stream: Stream) -> Tensor:
+    return torch.rand(count, generator=step_generator(seed, stream, 0, "cpu")) < 0.5
 
 
 def _limited(images: ImageSet, limit: int | None, seed: int) -> ImageSet:

@@ -310,7 +310,7 @@ def build_objective(
         time_score = JointScoreMatching(path, decoder, weight, times, o.data_score)
     terms: dict[str, tuple[float, Term]] = {
         "endpoint": (o.endpoint, EndPointLoss(path, o.endpoint_loss, clean, o.endpoint_cap)),
-        "class": (o.class_weight, ClassLoss(path, clean)),
+        "class": (o.class_weight, ClassLoss(path, clean, o.label_smoothing)),
         "outlier_exposure": (o.outlier_exposure, OutlierExposure(path, clean)),
         "conditional": (o.conditional, conditional),
         "time_score": (o.time_score, time_score),

@@ -1,6 +1,6 @@
 r"""The parts of a training step: optimiser, learning rate, averaged weights and precision."""
 
-__all__ = ["adamw", "autocast_dtype", "average_into", "learning_rate_factor"]
+__all__ = ["autocast_dtype", "average_into", "build_optimizer", "learning_rate_factor"]
 
 import math
 from typing import Any
@@ -20,16 +20,21 @@ PATH_RATE = 0.05
 
 
 def learning_rate_factor(step: int, options: TrainingConfig) -> float:
-    r"""Returns the share of the peak learning rate: linear warm-up times a cosine decay.
+    r"""Returns the share of the peak learning rate, which ends at zero.
 
-    The cosine runs over all steps, from the first, and ends at zero.
+    With `training.decay` cosine it is a linear warm-up times a cosine over all steps, from the first;
+    with linear it rises over the warm-up and falls over the rest.
     """
     warm = min(1.0, (step + 1) / max(options.warmup, 1))
+    if options.decay == "linear":
+        return min(warm, (options.steps - step) / max(options.steps - options.warmup, 1))
     return warm * 0.5 * (1 + math.cos(math.pi * step / options.steps))
 
 
-def adamw(ratio: RatioModel, objective: nn.Module, options: TrainingConfig) -> torch.optim.AdamW:
-    r"""Builds AdamW: no decay on norms, biases, basis and path; a lower rate on basis shapes.
+def build_optimizer(
+    ratio: RatioModel, objective: nn.Module, options: TrainingConfig
+) -> torch.optim.Optimizer:
+    r"""Builds the optimiser: no decay on norms, biases, basis and path; a lower rate on basis shapes.
 
     The terms of the objective may hold parameters: a learnable path, a data score. Each group of
     the optimiser has its peak learning rate under `peak`; the path's is :data:`PATH_RATE`.
@@ -50,6 +55,11 @@ def adamw(ratio: RatioModel, objective: nn.Module, options: TrainingConfig) -> t
     groups = [{"peak": options.lr, "weight_decay": 0.0, **g} for g in groups if g["params"]]
     # On a GPU, one kernel for all tensors instead of a dozen for each.
     fused = network[0].device.type == "cuda"
+    if options.optimizer == "sgd":
+        momentum = options.momentum
+        return torch.optim.SGD(
+            groups, lr=options.lr, momentum=momentum, nesterov=momentum > 0, fused=fused
+        )
     return torch.optim.AdamW(groups, lr=options.lr, fused=fused)
 
 

@@ -5,7 +5,7 @@ to a :class:`Batch`, and `validate`, a function from a model to named numbers. A
 its step alone, the state of a run is its weights, the optimiser and the step, and a resumed run
 ends with the same weights as an uninterrupted one (bit for bit on a CPU).
 
-Every length is in steps: warm-up, cosine decay, validation and checkpoint. A time budget only
+Every length is in steps: warm-up, decay, validation and checkpoint. A time budget only
 stops a run, which can then be resumed; it never changes the schedule.
 
 The model that is validated, kept and deployed has exponentially averaged weights, its basis
@@ -33,7 +33,7 @@ from ..models import RatioModel
 from ..objectives import Batch, Objective
 from ..sections import TrainingConfig
 from . import checkpoint, distributed
-from .optimisation import adamw, autocast_dtype, average_into, learning_rate_factor
+from .optimisation import autocast_dtype, average_into, build_optimizer, learning_rate_factor
 from .run import RunLog, caught_signals
 
 # Steps between two looks at the loss, which wait for the device, and between lines of the log.
@@ -110,7 +110,7 @@ class Trainer:
             ratio.to(memory_format=torch.channels_last)
         self.averaged = copy.deepcopy(ratio).eval().requires_grad_(False)
         self.kept = self.averaged
-        self.optimizer = adamw(ratio, objective, options)
+        self.optimizer = build_optimizer(ratio, objective, options)
         dtype = autocast_dtype(options.amp, self.device)
         self.autocast = torch.autocast(self.device.type, dtype, enabled=dtype is not None)
         self.scaler = torch.amp.GradScaler(

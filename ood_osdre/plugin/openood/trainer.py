@@ -190,8 +190,10 @@ class LoaderBatches(PixelBatches):
         own, o = self.preprocess, self.options
         pixels = images.to(own.device) * own.std[:, None, None] + own.mean[:, None, None]
         every = torch.arange(len(images), device=own.device)
+        # The host does not say which image is which, so none can take turns.
+        flip = o.flip != "none"
         rows_first = pixels.clamp(0, 1).permute(0, 2, 3, 1)
-        return flip_crop(rows_first, every, o.flip, o.crop, generator).permute(0, 3, 1, 2)
+        return flip_crop(rows_first, every, flip, o.crop, generator).permute(0, 3, 1, 2)
 
 
 def _configured(own: Config, config: Mapping[str, Any], steps: int) -> Config:
