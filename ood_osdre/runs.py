@@ -174,6 +174,7 @@ def evaluate_run(
             "parameters": scorer.parameters,
             "evaluations": done.evaluations,
             **({} if outcome is None else outcome.learnt),
+            "amp": None if outcome is None else outcome.amp,
         },
     )
     record.write(folder / RECORD)

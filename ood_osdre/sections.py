@@ -241,7 +241,9 @@ class TrainingConfig(Options):
         clip: The largest gradient norm; 0 for no clipping.
         ema: The decay of the averaged weights; 0 for none.
         eval_every: The steps between validations.
-        amp: The autocast type; `auto` takes bf16 where the device has it.
+        amp: The autocast type. `auto` takes bf16 where a GPU has it, else fp16. On a CPU that has
+            instructions for bf16 it times the first steps on images and takes the faster of bf16 and
+            none; the choice is stored, so that a resumed run is the same run.
         compile: Whether the network is compiled.
         channels_last: Whether images are laid out channels-last, which convolutions like.
         checkpoint_every: The steps between checkpoints.

@@ -290,6 +290,7 @@ def test_a_run_leaves_its_folder_and_the_model_scores_alike(
     assert [h["step"] for h in record["validation"]["history"]] == [2, 4]
     assert record["data"]["checksums"]
     assert record["results"]["evaluations"] == 1
+    assert record["results"]["amp"] == "none"
 
     scores = read_scores(folder / "scores.npz")
     metrics = scores.metrics()

@@ -1,5 +1,6 @@
 r"""Laws of the fast network: what its first layer does, how it starts, and where it is prepared."""
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from ood_osdre.data.transforms import Preprocess
 from ood_osdre.errors import UserError
 from ood_osdre.models import CoefficientNetwork, SpeedBackbone, extract_features
 from ood_osdre.models.speed import EPS
+from ood_osdre.training import optimisation
+from ood_osdre.training import trainer as trainer_module
 from ood_osdre.training.batches import ImageBatches
 from ood_osdre.training.build import build_ratio, prepare_objective
 from ood_osdre.training.checkpoint import MODEL, read_checkpoint, restore
@@ -177,3 +180,39 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     for name, module in whole._modules().items():
         other = resumed._modules()[name].state_dict()
         assert all(torch.equal(x, other[key]) for key, x in module.state_dict().items())
+
+
+def test_a_precision_is_chosen_once_by_steps_that_leave_no_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(optimisation, "_has_bf16_instructions", lambda: True)
+    trials = []
+
+    def chosen(step: Callable[[str], object]) -> str:
+        for amp in ("none", "bf16"):
+            step(amp)
+            torch.rand(3)
+            trials.append(amp)
+        return "bf16"
+
+    monkeypatch.setattr(trainer_module, "faster_precision", chosen)
+    auto = CONFIG.replace(training=CONFIG.training.replace(amp="auto"))
+    given = CONFIG.replace(training=CONFIG.training.replace(amp="bf16"))
+    expected, measured = make(config=given), make(tmp_path, config=auto)
+    state = torch.get_rng_state()
+    expected.run(progress=False)
+    assert measured.outcome.amp == ""
+    assert not measured.run(time_budget=0, progress=False).finished  # one step
+    assert measured.outcome.amp == "bf16"
+    assert torch.equal(torch.get_rng_state(), state)
+
+    resumed = make(tmp_path, config=auto)
+    monkeypatch.setattr(trainer_module, "faster_precision", None)
+    assert resumed.run(progress=False, resume=True).amp == "bf16"
+    assert trials == ["none", "bf16"]
+    single = make()
+    single.run(progress=False)
+    for key, x in expected.ratio.state_dict().items():
+        assert torch.equal(x, resumed.ratio.state_dict()[key]), key
+    head = "network.class_head.weight"
+    assert not torch.equal(single.ratio.state_dict()[head], expected.ratio.state_dict()[head])

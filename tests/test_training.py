@@ -35,15 +35,17 @@ from ood_osdre.paths.noises import DDBINoise
 from ood_osdre.paths.schedules import KumaraswamySchedule
 from ood_osdre.sections import TrainingConfig
 from ood_osdre.training import checkpoint as checkpoints
+from ood_osdre.training import optimisation
 from ood_osdre.training.batches import VectorBatches
 from ood_osdre.training.build import build_ratio, prepare_objective
 from ood_osdre.training.fit import fit
 from ood_osdre.training.optimisation import (
     PATH_RATE,
-    autocast_dtype,
     average_into,
     build_optimizer,
+    faster_precision,
     learning_rate_factor,
+    settled_precision,
 )
 from ood_osdre.training.trainer import Trainer, distributed
 
@@ -451,7 +453,54 @@ def test_the_average_holds_parameters_and_statistics_and_copies_counts() -> None
         torch.testing.assert_close(value, expected[key])
 
 
-def test_automatic_precision_on_the_cpu_is_full() -> None:
-    cpu = torch.device("cpu")
-    types = [autocast_dtype(amp, cpu) for amp in ("auto", "none", "bf16", "fp16")]
-    assert types == [None, None, torch.bfloat16, torch.float16]
+def test_what_precisions_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+
+    def meant(device: torch.device) -> list[str]:
+        return [settled_precision(amp, device) for amp in ("auto", "none", "bf16", "fp16")]
+
+    assert meant(cpu) == ["none", "none", "bf16", "fp16"]
+    monkeypatch.setattr(optimisation, "_has_bf16_instructions", lambda: True)
+    assert meant(cpu)[0] == ""
+    for has, name in ((True, "bf16"), (False, "fp16")):
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda has=has: has)
+        assert meant(cuda) == [name, "none", "bf16", "fp16"]
+
+
+@pytest.mark.parametrize(
+    ("half", "chosen", "steps"),
+    [(0.8, "bf16", 12), (0.95, "none", 12), (2.0, "none", 12), (30.0, "none", 4)],
+)
+def test_bf16_is_taken_where_it_is_a_tenth_faster(
+    half: float, chosen: str, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, taken = [0.0], []
+
+    def step(amp: str) -> None:
+        taken.append(amp)
+        # The first of each is slow, and now and then another.
+        delay = 50.0 if len(taken) < 3 and steps == 12 else 0.1 * (len(taken) % 5)
+        clock[0] += {"none": 1.0, "bf16": half}[amp] + delay
+
+    monkeypatch.setattr(optimisation, "TRIAL_SECONDS", 1e3 if steps == 12 else 20.0)
+    monkeypatch.setattr(optimisation, "perf_counter", lambda: clock[0])
+    assert faster_precision(step) == chosen
+    assert taken == ["none", "bf16"] * (steps // 2)
+
+
+def test_the_first_process_chooses_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optimisation, "_has_bf16_instructions", lambda: True)
+    trainer = make()
+    monkeypatch.setattr(distributed, "is_first", lambda: False)
+    monkeypatch.setattr(distributed, "from_first", lambda value: value or "bf16")
+    trainer.step(batches(0))
+    assert trainer.outcome.amp == "bf16"
+    assert trainer.autocast.fast_dtype == torch.bfloat16
+
+
+def test_vectors_stay_in_single_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optimisation, "_has_bf16_instructions", lambda: True)
+    trainer = make()
+    assert trainer.outcome.amp == ""
+    trainer.step(batches(0))
+    assert trainer.outcome.amp == "none"

@@ -1,14 +1,25 @@
 r"""The parts of a training step: optimiser, learning rate, averaged weights and precision."""
 
-__all__ = ["autocast_dtype", "average_into", "build_optimizer", "learning_rate_factor"]
+__all__ = [
+    "DTYPES",
+    "Losses",
+    "average_into",
+    "build_optimizer",
+    "faster_precision",
+    "learning_rate_factor",
+    "settled_precision",
+]
 
 import math
+from collections.abc import Callable
+from time import perf_counter
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..models import RatioModel
+from ..objectives import Batch
 from ..paths import GaussianPath
 from ..sections import TrainingConfig
 
@@ -17,6 +28,12 @@ from ..sections import TrainingConfig
 # 600 steps move gamma2 by a third, where the data's scale may be a factor of fifty away; at this
 # one it is there after a hundred, and the network learns on a path that stays.
 PATH_RATE = 0.05
+
+#: The autocast type of each precision; the empty name is one that is not decided yet.
+DTYPES = {"": None, "none": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+# The timed steps of each precision, the seconds from which on fewer do, and by what factor bf16 is
+# to be faster: a choice by less would be one by chance.
+TRIALS, TRIAL_SECONDS, GAIN = 5, 20.0, 1.1
 
 
 def learning_rate_factor(step: int, options: TrainingConfig) -> float:
@@ -63,6 +80,23 @@ def build_optimizer(
     return torch.optim.AdamW(groups, lr=options.lr, fused=fused)
 
 
+class Losses(nn.Module):
+    r"""A model and its objective as one module, whose gradients processes can average.
+
+    Arguments:
+        ratio: The model.
+        objective: A module from the model and a batch to losses.
+    """
+
+    def __init__(self, ratio: RatioModel, objective: nn.Module) -> None:
+        super().__init__()
+        self.ratio, self.objective = ratio, objective
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        r"""Returns the losses of each term and their `total`, each with shape :math:`(B)`."""
+        return self.objective(self.ratio, batch)
+
+
 @torch.no_grad()
 def average_into(averaged: nn.Module, module: nn.Module, decay: float) -> None:
     r"""Moves the averaged parameters and statistics towards those of a module.
@@ -81,15 +115,44 @@ def average_into(averaged: nn.Module, module: nn.Module, decay: float) -> None:
             o.copy_(n)
 
 
-def autocast_dtype(amp: str, device: torch.device) -> torch.dtype | None:
-    r"""Returns the autocast type, None for none.
+def settled_precision(amp: str, device: torch.device) -> str:
+    r"""Returns the precision that an option means on a device; empty if steps are to be timed.
 
     Arguments:
-        amp: `"none"`, `"bf16"`, `"fp16"`, or `"auto"`, which takes what a CUDA device has.
+        amp: `training.amp`: `"none"`, `"bf16"`, `"fp16"`, or `"auto"`, which takes what a CUDA device
+            has, and leaves a CPU with instructions for bf16 the choice.
         device: The device.
     """
-    if amp == "auto":
-        if device.type != "cuda":
-            return None
-        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
-    return {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}[amp]
+    if amp != "auto":
+        return amp
+    if device.type == "cuda":
+        return "bf16" if torch.cuda.is_bf16_supported() else "fp16"
+    return "" if device.type == "cpu" and _has_bf16_instructions() else "none"
+
+
+def faster_precision(step: Callable[[str], object]) -> str:
+    r"""Returns `bf16` if steps in it take a tenth less time than in single precision, or `none`.
+
+    The two are timed in turn, after one step each that does not count, and compared by the fastest
+    of each: whatever else the machine does can only delay a step.
+
+    Arguments:
+        step: Takes a training step in a precision, `"none"` or `"bf16"`.
+    """
+    seconds: dict[str, list[float]] = {"none": [], "bf16": []}
+    began = perf_counter()
+    while len(seconds["bf16"]) < 2 or (
+        len(seconds["bf16"]) <= TRIALS and perf_counter() - began < TRIAL_SECONDS
+    ):
+        for precision, taken in seconds.items():
+            started = perf_counter()
+            step(precision)
+            taken.append(perf_counter() - started)
+    full, half = (min(taken[1:]) for taken in seconds.values())
+    return "bf16" if GAIN * half <= full else "none"
+
+
+def _has_bf16_instructions() -> bool:
+    # Not in PyTorch's public interface, and in none of its oldest versions that are supported.
+    names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return any(getattr(torch.cpu, name, lambda: False)() for name in names)

@@ -33,14 +33,22 @@ from ..models import RatioModel
 from ..objectives import Batch, Objective
 from ..sections import TrainingConfig
 from . import checkpoint, distributed
-from .optimisation import autocast_dtype, average_into, build_optimizer, learning_rate_factor
+from .optimisation import (
+    DTYPES,
+    Losses,
+    average_into,
+    build_optimizer,
+    faster_precision,
+    learning_rate_factor,
+    settled_precision,
+)
 from .run import RunLog, caught_signals
 
 # Steps between two looks at the loss, which wait for the device, and between lines of the log.
 REPORT_EVERY, LOG_EVERY = 20, 100
 
 # What of an outcome the checkpoint holds.
-PROGRESS = ("step", "seconds", "best", "history")
+PROGRESS = ("step", "seconds", "best", "history", "amp")
 
 Validate = Callable[[RatioModel], Mapping[str, float]]
 
@@ -58,6 +66,7 @@ class Outcome:
         history: Every validation.
         learnt: What was trained beside networks, after the last step: `path`, the numbers of a
             learnable path. Empty before that.
+        amp: The precision of the training: `none`, `bf16` or `fp16`; empty while it is not decided.
     """
 
     step: int = 0
@@ -67,6 +76,7 @@ class Outcome:
     best: dict[str, float] = field(default_factory=dict)
     history: list[dict[str, float]] = field(default_factory=list)
     learnt: dict[str, Any] = field(default_factory=dict)
+    amp: str = ""
 
 
 class Trainer:
@@ -111,12 +121,7 @@ class Trainer:
         self.averaged = copy.deepcopy(ratio).eval().requires_grad_(False)
         self.kept = self.averaged
         self.optimizer = build_optimizer(ratio, objective, options)
-        dtype = autocast_dtype(options.amp, self.device)
-        self.autocast = torch.autocast(self.device.type, dtype, enabled=dtype is not None)
-        self.scaler = torch.amp.GradScaler(
-            self.device.type, enabled=dtype is torch.float16 and self.device.type == "cuda"
-        )
-        losses: nn.Module = _Losses(ratio, objective)
+        losses: nn.Module = Losses(ratio, objective)
         if options.compile:
             losses = torch.compile(losses)  # type: ignore[assignment]
         self.losses = distributed.parallel(losses, self.device)
@@ -126,32 +131,69 @@ class Trainer:
                 f"{processes} processes."
             )
         self.outcome = Outcome()
+        self._use(settled_precision(options.amp, self.device))
         self._began = 0, time.monotonic()
 
     def step(self, batch: Batch) -> dict[str, Tensor]:
         r"""Takes one optimiser step and returns the mean losses, detached, on the device."""
-        options, step = self.options, self.outcome.step
-        for group in self.optimizer.param_groups:
-            group["lr"] = group["peak"] * learning_rate_factor(step, options)
+        step = self.outcome.step
         self.ratio.train()
         rows = distributed.share(len(batch.t))
         batch = Batch(*(None if x is None else x[rows] for x in batch))  # type: ignore[arg-type]
-        with self.autocast:
-            losses = {k: v.mean() for k, v in self.losses(batch).items()}
-
-        self.optimizer.zero_grad(set_to_none=True)
-        self.scaler.scale(losses["total"]).backward()
-        self.scaler.unscale_(self.optimizer)
-        if options.clip:
-            parameters = [p for g in self.optimizer.param_groups for p in g["params"]]
-            nn.utils.clip_grad_norm_(parameters, options.clip)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-
+        if not self.outcome.amp:
+            self._use(
+                distributed.from_first(self._faster(batch) if distributed.is_first() else "")
+            )
+        losses = self._descend(self.losses, self.optimizer, batch)
         # Early on, the average follows the weights more closely than its final decay would.
-        average_into(self.averaged, self.ratio, min(options.ema, (1 + step) / (10 + step)))
+        average_into(self.averaged, self.ratio, min(self.options.ema, (1 + step) / (10 + step)))
         self.outcome.step += 1
         return {k: v.detach() for k, v in losses.items()}
+
+    def _descend(
+        self, losses_of: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch
+    ) -> dict[str, Tensor]:
+        r"""Moves the parameters of an optimiser down the gradient; returns the mean losses."""
+        options = self.options
+        for group in optimizer.param_groups:
+            group["lr"] = group["peak"] * learning_rate_factor(self.outcome.step, options)
+        with self.autocast:
+            losses = {k: v.mean() for k, v in losses_of(batch).items()}
+
+        optimizer.zero_grad(set_to_none=True)
+        self.scaler.scale(losses["total"]).backward()
+        self.scaler.unscale_(optimizer)
+        if options.clip:
+            parameters = [p for g in optimizer.param_groups for p in g["params"]]
+            nn.utils.clip_grad_norm_(parameters, options.clip)
+        self.scaler.step(optimizer)
+        self.scaler.update()
+        return losses
+
+    def _use(self, amp: str) -> None:
+        r"""Trains in a precision from now on."""
+        dtype, kind = DTYPES[amp], self.device.type
+        self.outcome.amp = amp
+        self.autocast = torch.autocast(kind, dtype, enabled=dtype is not None)
+        self.scaler = torch.amp.GradScaler(kind, enabled=dtype is torch.float16 and kind == "cuda")
+
+    def _faster(self, batch: Batch) -> str:
+        r"""Returns the faster precision on the CPU, by steps of copies on a batch.
+
+        Vectors stay in single precision: their steps are too short to gain anything.
+        """
+        if batch.x_1.ndim != 4:
+            return "none"
+        losses = copy.deepcopy(Losses(self.ratio, self.objective))
+        optimizer = build_optimizer(losses.ratio, losses.objective, self.options)
+
+        def step(amp: str) -> None:
+            self._use(amp)
+            self._descend(losses, optimizer, batch)
+
+        # A network of the user's may draw random numbers, those of the first true step.
+        with torch.random.fork_rng(devices=[]):
+            return faster_precision(step)
 
     def run(
         self, time_budget: float | None = None, progress: bool = True, resume: bool = False
@@ -285,8 +327,9 @@ class Trainer:
         self.kept = copy.deepcopy(self.averaged)
         checkpoint.unpack_state(tensors, self._modules(), self.optimizer, source)
         try:
-            self.scaler.load_state_dict(metadata["scaler"])
             self.outcome = Outcome(**{key: metadata[key] for key in PROGRESS})
+            self._use(self.outcome.amp)
+            self.scaler.load_state_dict(metadata["scaler"])
         except KeyError as error:
             raise UserError(f"{source}: {error.args[0]} is missing, start anew.") from None
 
@@ -300,17 +343,6 @@ class Trainer:
                 "lower training.lr or objective.delta, or switch training.amp to none."
             )
         return losses
-
-
-class _Losses(nn.Module):
-    r"""The model and the objective as one module, whose gradients processes can average."""
-
-    def __init__(self, ratio: RatioModel, objective: nn.Module) -> None:
-        super().__init__()
-        self.ratio, self.objective = ratio, objective
-
-    def forward(self, batch: Batch) -> dict[str, Tensor]:
-        return self.objective(self.ratio, batch)
 
 
 def _stop_reason(received: list[int], budget: float | None, elapsed: float) -> str:
