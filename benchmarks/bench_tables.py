@@ -50,14 +50,16 @@ def run(record: Mapping[str, Any], scores: Scores, title: str) -> str:
     ).to_markdown()
 
 
-def latency(results: Mapping[str, Sequence[float | None]]) -> str:
+def latency(
+    results: Mapping[str, Sequence[float | None]], over: str = "the bare backbone's"
+) -> str:
     r"""Returns times over those of the bare backbone, with the intervals of what has one."""
     rows = [
         # In older records, what is counted has an interval of no length.
         [k, f"{m:.4f}", "-" if a == b else f"[{a:.4f}, {b:.4f}]"]
         for k, (m, a, b) in results.items()
     ]
-    return markdown_rows(["what", "over the bare backbone's", "95 % interval"], rows)
+    return markdown_rows(["what", f"over {over}", "95 % interval"], rows)
 
 
 def throughput(results: Mapping[str, Any]) -> str:

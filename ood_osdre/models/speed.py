@@ -108,7 +108,8 @@ class SpeedBackbone(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         r"""Returns the features, with shape :math:`(B, F)`."""
-        return self.groups(F.gelu(F.conv2d(x, self.whitening))).amax(dim=(2, 3))
+        maps = self.groups(F.gelu(F.conv2d(x, self.whitening)))
+        return F.max_pool2d(maps, maps.shape[2:]).flatten(1)
 
 
 def _kernels(rows: Tensor) -> Tensor:
