@@ -33,8 +33,7 @@ from .training import distributed
 from .training.batches import ImageBatches
 from .training.build import build_ratio, prepare_objective
 from .training.fit import fit
-from .training.run import RECORD
-from .training.trainer import Outcome
+from .training.run import RECORD, Outcome
 
 
 def train_run(

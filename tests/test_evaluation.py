@@ -32,7 +32,7 @@ from ood_osdre.models.ratio import OneStepRatio
 from ood_osdre.runs import evaluate_run, train_run
 from ood_osdre.sections import EvaluationConfig
 from ood_osdre.training.build import build_ratio
-from ood_osdre.training.trainer import Outcome
+from ood_osdre.training.run import Outcome
 
 SMALL = {
     "id": "digits",

@@ -38,8 +38,8 @@ from ..files import sweep
 from ..models import RatioModel
 from ..options import shown
 from ..training.batches import Batches, ImageBatches, VectorBatches
-from ..training.run import MODEL_FILE, STATE_FILE, holds, locked
-from ..training.trainer import Outcome, Validate
+from ..training.run import MODEL_FILE, STATE_FILE, Outcome, holds, locked
+from ..training.trainer import Validate
 from .scorer import model_metadata
 
 # The share of ID data, and of a reference without classes, that validates.

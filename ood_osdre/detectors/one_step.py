@@ -37,7 +37,7 @@ from ..training.build import build_ratio, prepare_objective
 from ..training.checkpoint import MODEL, checkpoint_path, read_checkpoint, write_checkpoint
 from ..training.distributed import find_device
 from ..training.fit import fit
-from ..training.trainer import Outcome
+from ..training.run import Outcome
 from .fitting import check_finished, class_labels, configured, held_folder, prepare
 from .scorer import Scorer, TrainedModel, read_model
 

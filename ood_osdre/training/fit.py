@@ -18,7 +18,8 @@ from ..objectives import Objective
 from ..paths import Moments, Times
 from ..sections import TrainingConfig
 from .batches import Batches
-from .trainer import Outcome, Trainer, Validate
+from .run import Outcome
+from .trainer import Trainer, Validate
 
 #: Builds the distribution of training times and the objective of a model, given the second moments
 #: of both ends.

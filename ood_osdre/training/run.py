@@ -1,4 +1,4 @@
-r"""A run's folder while it is written: one run a folder, its log, and signals that ask it to stop.
+r"""A run while it goes on: how far it came, its folder and log, signals that ask it to stop.
 
 Nothing here imports torch, so a folder that is taken is refused at once.
 """
@@ -10,6 +10,7 @@ __all__ = [
     "RESULTS",
     "STATE",
     "STATE_FILE",
+    "Outcome",
     "RunLog",
     "caught_signals",
     "holds",
@@ -24,6 +25,7 @@ import os
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -41,6 +43,32 @@ STATE_FILE, MODEL_FILE, RECORD = f"{STATE}.safetensors", f"{MODEL}.safetensors",
 RESULTS = (STATE_FILE, MODEL_FILE, RECORD, "metrics.csv", "scores.npz")
 
 log = logging.getLogger(__name__)
+
+
+@dataclass
+class Outcome:
+    r"""How far a run came.
+
+    Attributes:
+        step: The number of steps done.
+        finished: Whether that is all of them.
+        reason: Why the run stopped.
+        seconds: The training time so far, resumed parts included.
+        best: The validation of the selected step, empty if there was none.
+        history: Every validation.
+        learnt: What was trained beside networks, after the last step: `path`, the numbers of a
+            learnable path. Empty before that.
+        amp: The precision of the training: `none`, `bf16` or `fp16`; empty while it is not decided.
+    """
+
+    step: int = 0
+    finished: bool = False
+    reason: str = ""
+    seconds: float = 0.0
+    best: dict[str, float] = field(default_factory=dict)
+    history: list[dict[str, float]] = field(default_factory=list)
+    learnt: dict[str, Any] = field(default_factory=dict)
+    amp: str = ""
 
 
 @contextmanager

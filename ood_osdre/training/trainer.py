@@ -12,7 +12,7 @@ The model that is validated, kept and deployed has exponentially averaged weight
 included, so that its :math:`\bar g` belongs to the averaged shapes.
 """
 
-__all__ = ["Outcome", "Trainer"]
+__all__ = ["Trainer"]
 
 import copy
 import json
@@ -20,7 +20,6 @@ import math
 import signal
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +41,7 @@ from .optimisation import (
     learning_rate_factor,
     settled_precision,
 )
-from .run import RunLog, caught_signals
+from .run import Outcome, RunLog, caught_signals
 
 # Steps between two looks at the loss, which wait for the device, and between lines of the log.
 REPORT_EVERY, LOG_EVERY = 20, 100
@@ -51,32 +50,6 @@ REPORT_EVERY, LOG_EVERY = 20, 100
 PROGRESS = ("step", "seconds", "best", "history", "amp")
 
 Validate = Callable[[RatioModel], Mapping[str, float]]
-
-
-@dataclass
-class Outcome:
-    r"""How far a run came.
-
-    Attributes:
-        step: The number of steps done.
-        finished: Whether that is all of them.
-        reason: Why the run stopped.
-        seconds: The training time so far, resumed parts included.
-        best: The validation of the selected step, empty if there was none.
-        history: Every validation.
-        learnt: What was trained beside networks, after the last step: `path`, the numbers of a
-            learnable path. Empty before that.
-        amp: The precision of the training: `none`, `bf16` or `fp16`; empty while it is not decided.
-    """
-
-    step: int = 0
-    finished: bool = False
-    reason: str = ""
-    seconds: float = 0.0
-    best: dict[str, float] = field(default_factory=dict)
-    history: list[dict[str, float]] = field(default_factory=list)
-    learnt: dict[str, Any] = field(default_factory=dict)
-    amp: str = ""
 
 
 class Trainer:
