@@ -31,7 +31,7 @@ def run(record: Mapping[str, Any], scores: Scores, title: str) -> str:
         scores: The scores of the run.
         title: The title of the table.
     """
-    results = record["results"]
+    results, data = record["results"], record["data"]
     absent = record["absent"]
     return MetricsTable.of(
         scores.metrics(),
@@ -40,20 +40,26 @@ def run(record: Mapping[str, Any], scores: Scores, title: str) -> str:
         accuracy=results["accuracy"],
         seconds=record["score_seconds"],
         parameters=results["parameters"],
-        counts=record["data"]["counts"],
-        reference=record["data"]["reference"],
+        counts=data["counts"],
+        reference=data["reference"],
+        # Older records have none of these, and their benchmarks no set that a reference holds.
+        overlaps=data.get("overlaps"),
+        parts=data.get("parts"),
+        remark=data.get("remark", ""),
         steps=record["config"]["training"]["steps"],
     ).to_markdown()
 
 
-def latency(results: Mapping[str, Sequence[float | None]]) -> str:
+def latency(
+    results: Mapping[str, Sequence[float | None]], over: str = "the bare backbone's"
+) -> str:
     r"""Returns times over those of the bare backbone, with the intervals of what has one."""
     rows = [
         # In older records, what is counted has an interval of no length.
         [k, f"{m:.4f}", "-" if a == b else f"[{a:.4f}, {b:.4f}]"]
         for k, (m, a, b) in results.items()
     ]
-    return markdown_rows(["what", "over the bare backbone's", "95 % interval"], rows)
+    return markdown_rows(["what", f"over {over}", "95 % interval"], rows)
 
 
 def throughput(results: Mapping[str, Any]) -> str:

@@ -136,7 +136,9 @@ def _run(
     left = None if deadline is None else deadline - time.monotonic()
     kept = args.out / slug(name) / f"seed-{seed}"
     scratch = args.scratch / args.out.name / slug(name) / f"seed-{seed}"
-    overrides = [f"training.seed={seed}", f"title={name}", *method.overrides]
+    # The kept records of all grids were selected so.
+    overrides = ["evaluation.select=val_auroc", f"training.seed={seed}", f"title={name}"]
+    overrides += method.overrides
     # A figure needs the scores of one seed.
     unwanted = {"scores.npz"} if seed != args.first_seed else set()
     files = [file for file in args.keep if file not in unwanted]

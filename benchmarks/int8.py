@@ -30,8 +30,9 @@ from onnxruntime.quantization.shape_inference import quant_pre_process
 from outputs import require_writable
 from timing import time_over
 
+from ood_osdre.cli import find_benchmark
 from ood_osdre.config import Config
-from ood_osdre.data import BenchmarkData, load_benchmark, load_manifest
+from ood_osdre.data import BenchmarkData, load_benchmark
 from ood_osdre.detectors.scorer import load_scorer
 from ood_osdre.errors import UserError, count, exit_status
 from ood_osdre.evaluation.metrics import ood_metrics
@@ -149,7 +150,7 @@ def run(args: argparse.Namespace) -> int:
             f"expected {' or '.join(EXPORTED)}."
         )
     require_writable(args.out)
-    manifest = load_manifest(config.benchmark, config.id)
+    manifest = find_benchmark(config.benchmark, config.id, args.data_root)
     data = load_benchmark(manifest, args.data_root)
     calibration = evenly(data.id_val.images, args.calibration)
     with tempfile.TemporaryDirectory() as folder:

@@ -134,7 +134,8 @@ class Bench:
     def training(self) -> Results:
         r"""Times a training step against the forward and backward pass of the same images."""
         half = self.args.batch_size // 2
-        options = TrainingConfig(batch_size=half)
+        on_gpu = self.device.type == "cuda"
+        options = TrainingConfig(batch_size=half, amp="auto" if on_gpu else "none")
         path = GaussianPath(TrigonometricSchedule(), DDBINoise(0.01, 0.005)).to(self.device)
         network = self._network(ResNetBackbone(self.args.width), SIZE)
         ratio = OneStepRatio(network, RBFBasis(size=SIZE)).to(self.device)

@@ -27,7 +27,7 @@ from .training.run import MODEL_FILE, RECORD, RESULTS, STATES, holds, locked, re
 if TYPE_CHECKING:
     import torch
 
-    from .data import BenchmarkData
+    from .data import BenchmarkData, Manifest
     from .evaluation.tables import MetricsTable
 
 UNFINISHED = 3
@@ -60,7 +60,7 @@ def parser() -> argparse.ArgumentParser:
     add = p.add_argument
     add("--id", choices=list(BENCHMARKS), help="in-distribution data set (default: digits)")
     known = ", ".join(benchmark_names())
-    add("--benchmark", metavar="NAME|FILE", help=f"{known} (default: the configuration's)")
+    add("--benchmark", metavar="NAME|FILE", help=f"{known} (default: what is whole)")
     known = ", ".join(names("configs"))
     add("--config", metavar="NAME|FILE", help=f"{known} (default: by --id and device)")
     add("--data-root", type=Path, default=Path("data"), metavar="DIR", help="default: ./data")
@@ -121,11 +121,12 @@ def train_and_evaluate(args: argparse.Namespace) -> "MetricsTable | None":
     name = args.config or default_config(args.id, gpu=device.type == "cuda")
     config = read_config(args, name)
 
-    from .data import load_benchmark, load_manifest
+    from .data import load_benchmark
     from .evaluation.tables import aggregate
     from .files import write_text_atomic
 
-    manifest = load_manifest(config.benchmark, config.id)
+    manifest = find_benchmark(config.benchmark, config.id, args.data_root, config.reference)
+    config = config.replace(benchmark=config.benchmark or manifest.name)
     narrow = " (chosen: without a GPU, a narrow network)" if name.endswith("_cpu") else ""
     announce(f"{manifest.title}\n  config {name}{'' if args.config else narrow}, device {device}")
     args.out = args.out or Path("runs") / f"{config.id}-{manifest.name}-{Path(name).stem}"
@@ -139,6 +140,7 @@ def train_and_evaluate(args: argparse.Namespace) -> "MetricsTable | None":
     data = load_benchmark(
         manifest, args.data_root, args.cache_dir, config.reference, progress=not args.quiet
     )
+    announce(f"reference {data.reference_name}")
 
     with claim(args.out):
         refuse_existing(args.out, folders, args.resume)  # again, as loading may have taken a while
@@ -189,7 +191,7 @@ def evaluate_checkpoint(args: argparse.Namespace) -> "MetricsTable":
     refuse_training_options(args)
     device = pick_device(args.device)
 
-    from .data import load_benchmark, load_manifest
+    from .data import load_benchmark
     from .detectors import load_scorer
     from .runs import evaluate_run
 
@@ -206,7 +208,7 @@ def evaluate_checkpoint(args: argparse.Namespace) -> "MetricsTable":
             )
     if args.id not in (None, config.id):
         raise UserError(f"--checkpoint {source}: trained with --id {config.id}, not {args.id}.")
-    manifest = load_manifest(args.benchmark or config.benchmark, config.id)
+    manifest = find_benchmark(args.benchmark or config.benchmark, config.id, args.data_root)
     announce(f"{manifest.title}\n  checkpoint {source}, device {device}")
     # Nearest neighbours are those among the ID training images.
     training = scoring.estimator == "classifier" and config.evaluation.score == "knn"
@@ -262,10 +264,27 @@ def default_config(id_name: str | None, gpu: bool) -> str:
 
     Arguments:
         id_name: The ID data set, None for the embedded one.
-        gpu: Whether it is to be trained on a GPU; without one, CIFAR gets a smaller network.
+        gpu: Whether it is to be trained on a GPU; without one, CIFAR gets a smaller network. A set
+            of 32x32 images without a configuration of its own is trained as CIFAR-10 is.
     """
     id_name = id_name or "digits"
-    return id_name if gpu or id_name == "digits" else f"{id_name}_cpu"
+    suffix = "" if gpu or id_name == "digits" else "_cpu"
+    own = f"{id_name}{suffix}"
+    return own if own in names("configs") else f"cifar10{suffix}"
+
+
+def find_benchmark(
+    name: str | None, id_name: str, data_root: Path, reference: str | None = None
+) -> "Manifest":
+    r"""Returns the benchmark of a name; without one, chooses one and says which and why."""
+    from .data import choose_benchmark, load_manifest
+
+    if name is not None:
+        return load_manifest(name, id_name)
+    manifest, reason = choose_benchmark(id_name, data_root, reference)
+    if not manifest.is_embedded:
+        announce(reason)
+    return manifest
 
 
 def read_config(args: argparse.Namespace, name: str) -> Config:

@@ -10,16 +10,14 @@ Nothing here imports torch: `--help` and a mistyped key do not wait for it.
 
 __all__ = ["Config", "HeadConfig", "Trained", "load_config"]
 
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from .errors import UserError
-from .options import Count, Options, Text, flat, merged, shown
-from .resources import find, parse_yaml, read_yaml
+from .options import Count, Options, Text, merged
+from .resources import Layer, Override, flat_layer, override_layer, read_layers
 from .sections import (
     BasisConfig,
     DataConfig,
@@ -47,10 +45,6 @@ EXTRAS = {
 
 # The features of an MLP of width 1.
 MLP_FEATURES = 256
-
-# Values by dotted key, and the file or option that they come from.
-Layer: TypeAlias = tuple[str, dict[str, Any]]
-Override: TypeAlias = str | tuple[str, Any]
 
 
 class Trained(Options):
@@ -83,8 +77,11 @@ class Trained(Options):
         yield from self._network_conflicts()
         if self.objective.path_variance:
             path = self.path
-            if not path.schedule.startswith("kumaraswamy"):
-                yield f"objective.path_variance: is on, but path.schedule {path.schedule} has no parameters."
+            if path.noise == "dequantisation" and not path.schedule.startswith("kumaraswamy"):
+                yield (
+                    "objective.path_variance: is on, but a path with path.schedule "
+                    f"{path.schedule} and path.noise {path.noise} has no parameters."
+                )
             if path.noise != "dequantisation" and path.gamma2 == 0:
                 yield "path.gamma2: got 0, expected more with objective.path_variance."
 
@@ -107,14 +104,20 @@ class Trained(Options):
     def _network_conflicts(self) -> Iterator[str]:
         network, objective, estimator = self.network, self.objective, self.estimator
         if estimator == "time_conditioned":
-            if network.kind == "unet":
-                yield f"network.kind: got unet, expected resnet or mlp for estimator {estimator}."
+            if network.kind in ("speed", "unet"):
+                yield (
+                    f"network.kind: got {network.kind}, expected resnet or mlp for estimator "
+                    f"{estimator}."
+                )
             if network.norm == "batch":
                 yield f"network.norm: got batch, expected group for estimator {estimator}."
         if objective.data_score:
             beside = [t for t in ("conditional", "time_score") if getattr(objective, t)]
-            if network.kind == "resnet":
-                yield "objective.data_score: is on, but network.kind resnet has no decoder; unet has."
+            if network.kind in ("resnet", "speed"):
+                yield (
+                    f"objective.data_score: is on, but network.kind {network.kind} has no decoder; "
+                    "unet has."
+                )
             if estimator != "one_step" or len(beside) != 1:
                 yield (
                     "objective.data_score: is on, expected beside objective.conditional or "
@@ -142,6 +145,8 @@ class HeadConfig(Trained):
     Attributes:
         layers: The layers to read, by their names in the classifier's network; none for the
             features that it classifies by.
+        id_from: The ID images whose features it is trained on: those of the classifier, which has
+            fitted them, or those of `data.hold_out_id`, which it has not seen.
         rank: The number of whitened principal components; null for all there are.
         estimator: What the head is; a one-step ratio, or a baseline.
         backbone: What stands between the features and the coefficients: a residual MLP, all
@@ -154,6 +159,7 @@ class HeadConfig(Trained):
     """
 
     layers: Annotated[tuple[Text, ...], Field(strict=False)] = ()
+    id_from: Literal["train", "held_out"] = "train"
     rank: Count | None = None
     estimator: Literal["one_step", "direct", "time_conditioned"] = "one_step"
     backbone: Literal["mlp", "quadratic", "linear"] = "mlp"
@@ -210,7 +216,8 @@ class Config(Trained):
 
     Attributes:
         id: The in-distribution data set.
-        benchmark: The manifest that lists the reference and OOD sets.
+        benchmark: The manifest that lists the reference and OOD sets; null for the first of the
+            ID data set's own that is whole on disk.
         reference: The reference set; null for the manifest's own.
         estimator: The one-step ratio, or a baseline: a direct ratio, a time-conditioned score, a
             classifier.
@@ -231,7 +238,7 @@ class Config(Trained):
     """
 
     id: Text = "cifar10"
-    benchmark: Text = "openood"
+    benchmark: Text | None = None
     reference: Text | None = None
     estimator: Literal["one_step", "direct", "time_conditioned", "classifier"] = "one_step"
     classifier: Text | None = None
@@ -263,11 +270,15 @@ class Config(Trained):
             UserError: If a key is unknown, a value is not one of its option's, or options do not go
                 together.
         """
-        return _merge([(source, _flat(mapping, source)), *map(_override, overrides)], source)
+        return _merge(
+            [flat_layer(mapping, source, _is_section), *map(_override, overrides)], source
+        )
 
     def _conflicts(self) -> Iterator[str]:
         if self.head is not None and self.estimator != "classifier":
             yield f"estimator: got {self.estimator}, expected classifier, which head is on."
+        if self.head and self.head.id_from == "held_out" and not self.data.hold_out_id:
+            yield "head.id_from: got held_out, expected train where data.hold_out_id is 0."
         if self.classifier is not None and self.head is None:
             yield "classifier: is given, but there is no head on it."
         yield from super()._conflicts()
@@ -292,34 +303,8 @@ def load_config(name: str | Path, overrides: Sequence[Override] = ()) -> Config:
     Raises:
         UserError: As :meth:`Config.from_mapping`, or if a file cannot be read.
     """
-    path = find("configs", str(name))
-    source = str(path)
-    values = _flat(read_yaml(path), source)
-    base = values.pop("extends", None)
-    layers = [] if base is None else [_base(str(base), path)]
-    return _merge([*layers, (source, values), *map(_override, overrides)], source)
-
-
-def _base(name: str, path: Path) -> Layer:
-    r"""Returns the values of the configuration that the file at `path` extends."""
-    beside = path.parent / name
-    try:
-        base = beside if os.path.isfile(beside) else find("configs", name)
-    except UserError as error:
-        raise UserError(f"{path}: extends: {error}") from None
-    values = _flat(read_yaml(base), str(base))
-    # One level also rules out circles.
-    if "extends" in values or base.resolve() == path.resolve():
-        raise UserError(f"{path}: extends: {name!r} extends another; only one level is allowed.")
-    return str(base), values
-
-
-def _flat(mapping: object, source: str) -> dict[str, Any]:
-    r"""Returns the values of a nested mapping by dotted key; an empty section has none."""
-    if not isinstance(mapping, Mapping | None):
-        raise UserError(f"{source}: got {shown(mapping)}, expected a mapping of sections.")
-    values = flat(mapping or {})
-    return {k: v for k, v in values.items() if v is not None or not _is_section(k)}
+    layers = read_layers("configs", str(name), _is_section)
+    return _merge([*layers, *map(_override, overrides)], layers[-1][0])
 
 
 def _is_section(key: str) -> bool:
@@ -327,18 +312,7 @@ def _is_section(key: str) -> bool:
 
 
 def _override(override: Override) -> Layer:
-    if isinstance(override, str):
-        key, equals, value = override.partition("=")
-        key = key.strip()
-        if not equals or _is_section(key):
-            raise UserError(f"option {override!r}: expected SECTION.KEY=VALUE.")
-        read = parse_yaml(value, f"option {key}")
-        # A title may well be a number: where text is expected, text it stays.
-        return "option", flat({key: value if key in TEXTS and read is not None else read})
-    key, value = override
-    # A name or path may hold `#`, or be `null`.
-    is_yaml = isinstance(value, str) and key not in TEXTS
-    return "option", {key: parse_yaml(value, f"option {key}") if is_yaml else value}
+    return override_layer(override, _is_section, TEXTS)
 
 
 def _merge(layers: Sequence[Layer], source: str) -> Config:

@@ -9,6 +9,7 @@ was found and what was expected. Nothing here imports torch, so a mistyped key i
 """
 
 __all__ = [
+    "BatchSize",
     "Count",
     "Natural",
     "Options",
@@ -33,6 +34,8 @@ from typing_extensions import Self
 from .errors import UserError, nearest
 
 Count: TypeAlias = Annotated[int, Field(ge=1)]
+# A larger batch would fill the memory before anything else is said.
+BatchSize: TypeAlias = Annotated[int, Field(ge=1, le=1_000_000)]
 Natural: TypeAlias = Annotated[int, Field(ge=0)]
 Positive: TypeAlias = Annotated[float, Field(gt=0)]
 Weight: TypeAlias = Annotated[float, Field(ge=0)]
@@ -181,6 +184,9 @@ def explain(
     elif mistake["type"] == "value_error":  # a rule, whose text begins with a key
         text = f"{key}.{mistake['ctx']['error']}".lstrip(".")
         keys = re.findall(r"^\w+(?=:)|[a-z]\w*(?:\.[a-z]\w*)+", text)
+        # A key outside of sections, beside its value: `estimator classifier`.
+        given = mistake["input"] if isinstance(mistake["input"], Mapping) else {}
+        keys += [k for k, value in given.items() if f" {k} {value}" in text]
     else:
         found = f"got {shown(mistake['input'])}, expected {_expected(mistake, options)}"
         text = f"{key}: {found}" if key else found
@@ -229,7 +235,7 @@ def shown(value: object) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     try:
-        text = _SHORT.repr(value)
+        text = " ".join(_SHORT.repr(value).split())  # an array has many lines
     except ValueError:  # Python prints no integer of thousands of digits
         text = f"a {type(value).__name__} too long to show"
     return text if len(text) <= WIDTH else f"{text[: WIDTH - 3]}..."

@@ -3,18 +3,35 @@ r"""The YAML files: where configurations and data manifests are, and how they ar
 In a clone they are in the top-level folders `configs/` and `data_manifests/`, beside the package;
 a wheel carries copies of both as package data. Commands name a file by its name without `.yml`, or
 by a path. A clone reads its own top-level folders, so an edited file takes effect at once.
+
+A file may start from another, and options of a command line come on top: each is a layer of values
+by dotted key.
 """
 
-__all__ = ["KINDS", "find", "folders", "names", "parse_yaml", "read_yaml"]
+__all__ = [
+    "KINDS",
+    "Layer",
+    "Override",
+    "find",
+    "flat_layer",
+    "folders",
+    "names",
+    "override_layer",
+    "parse_yaml",
+    "read_layers",
+    "read_yaml",
+]
 
 import os
 import re
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import yaml
 
 from .errors import UserError, did_you_mean, one_line
+from .options import flat, shown
 
 KINDS = ("configs", "data_manifests")
 SUFFIXES = (".yml", ".yaml")
@@ -22,6 +39,11 @@ PACKAGE = Path(__file__).resolve().parent
 
 # What YAML may hold.
 Value: TypeAlias = Any
+# Values by dotted key, and the file or option that they come from.
+Layer: TypeAlias = tuple[str, dict[str, Any]]
+Override: TypeAlias = str | tuple[str, Any]
+# Whether a dotted key is that of a section of options.
+IsSection: TypeAlias = Callable[[str], bool]
 
 
 def folders(kind: str) -> list[Path]:
@@ -98,6 +120,80 @@ def parse_yaml(text: str, source: str) -> Value:
         where = f"{source}:{mark.line + 1}" if mark else source
         reason = getattr(error, "problem", None) or one_line(error)
         raise UserError(f"{where}: not valid YAML: {reason}.") from None
+
+
+def read_layers(kind: str, name: str, is_section: IsSection) -> list[Layer]:
+    r"""Returns the values of a file, after those of the one that it extends, if it does.
+
+    Arguments:
+        kind: The kind of file, as for :func:`find`.
+        name: Its name or path.
+        is_section: Whether a dotted key is that of a section.
+
+    Raises:
+        UserError: If a file is not there, is no mapping, or extends one that extends another.
+    """
+    path = find(kind, name)
+    values = flat_layer(read_yaml(path), str(path), is_section)[1]
+    base = values.pop("extends", None)
+    layers = [] if base is None else [_base(kind, str(base), path, is_section)]
+    return [*layers, (str(path), values)]
+
+
+def _base(kind: str, name: str, path: Path, is_section: IsSection) -> Layer:
+    r"""Returns the values of the file that the one at `path` extends."""
+    beside = path.parent / name
+    try:
+        base = beside if os.path.isfile(beside) else find(kind, name)
+    except UserError as error:
+        raise UserError(f"{path}: extends: {error}") from None
+    layer = flat_layer(read_yaml(base), str(base), is_section)
+    # One level also rules out circles.
+    if "extends" in layer[1] or base.resolve() == path.resolve():
+        raise UserError(f"{path}: extends: {name!r} extends another; only one level is allowed.")
+    return layer
+
+
+def flat_layer(mapping: object, source: str, is_section: IsSection) -> Layer:
+    r"""Returns the values of a nested mapping; an empty section has none.
+
+    Arguments:
+        mapping: The mapping; None for an empty one.
+        source: The file or argument to name in messages.
+        is_section: Whether a dotted key is that of a section.
+
+    Raises:
+        UserError: If it is no mapping.
+    """
+    if not isinstance(mapping, Mapping | None):
+        raise UserError(f"{source}: got {shown(mapping)}, expected a mapping of sections.")
+    values = flat(mapping or {})
+    return source, {k: v for k, v in values.items() if v is not None or not is_section(k)}
+
+
+def override_layer(override: Override, is_section: IsSection, texts: Collection[str]) -> Layer:
+    r"""Returns the value of `"section.key=value"`, or of a key and a value.
+
+    Arguments:
+        override: The text, whose value is YAML; or the pair, in which text is read as YAML too.
+        is_section: Whether a dotted key is that of a section.
+        texts: The keys whose values are text.
+
+    Raises:
+        UserError: If the text has another form, or its value is not YAML.
+    """
+    if isinstance(override, str):
+        key, equals, value = override.partition("=")
+        key = key.strip()
+        if not equals or is_section(key):
+            raise UserError(f"option {shown(override)}: expected SECTION.KEY=VALUE.")
+        read = parse_yaml(value, f"option {key}")
+        # A title may well be a number: where text is expected, text it stays.
+        return "option", flat({key: value if key in texts and read is not None else read})
+    key, value = override
+    # A name or path may hold `#`, or be `null`.
+    is_yaml = isinstance(value, str) and key not in texts
+    return "option", {key: parse_yaml(value, f"option {key}") if is_yaml else value}
 
 
 class _Loader(yaml.SafeLoader):

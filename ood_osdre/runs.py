@@ -8,20 +8,19 @@ A finished run folder holds `metrics.csv`, `metrics.md`, `scores.npz`, `score_de
 finished run is made from its scores, if its configuration and data are those of now.
 """
 
-__all__ = ["evaluate_run", "finished_table", "identity", "train_run"]
+__all__ = ["evaluate_run", "finished_table", "train_run"]
 
-import hashlib
 import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from .config import Config, HeadConfig
-from .data import BenchmarkData, ImageSet
+from .data import BenchmarkData
+from .data.sets import hold_out_id
 from .data.transforms import Preprocess
 from .detectors import (
     GivenClassifier,
@@ -29,12 +28,13 @@ from .detectors import (
     Scorer,
     TrainedModel,
     fit_head,
+    model_metadata,
     read_classifier,
 )
 from .errors import UserError
 from .evaluation.evaluate import Validation, check_neighbours, evaluate_benchmark, scoring_model
 from .evaluation.plots import draw_scores
-from .evaluation.records import RunRecord, differences, read_record
+from .evaluation.records import RunRecord, differences, identity, read_record
 from .evaluation.scores import Scores, read_scores, write_scores
 from .evaluation.tables import MetricsTable
 from .files import write_text_atomic
@@ -44,8 +44,7 @@ from .training.batches import ImageBatches
 from .training.build import build_ratio, prepare_objective
 from .training.checkpoint import write_checkpoint
 from .training.fit import fit
-from .training.run import CLASSIFIER, HEAD, MODEL, RECORD, refuse_other_level
-from .training.trainer import Outcome
+from .training.run import CLASSIFIER, HEAD, MODEL, RECORD, Outcome, refuse_other_level
 
 
 def train_run(
@@ -108,18 +107,19 @@ def _train_network(
     torch.backends.cudnn.benchmark = True
     classes = int(data.id_train.labels.max()) + 1
     reference, _ = data.split_reference()
-    metadata = _metadata(config, data, classes)
+    id_train, _ = hold_out_id(data.id_train, config.data.hold_out_id)
+    metadata = _metadata(config, data, classes, preprocess)
     model = build_ratio(config, classes).to(device)
-    check_neighbours(model, data.id_train)
+    check_neighbours(model, id_train)
     fitted = fit(
         model,
         partial(prepare_objective, config),
         ImageBatches(
-            data.id_train, reference, config.data, preprocess, options.batch_size, options.seed
+            id_train, reference, config.data, preprocess, options.batch_size, options.seed
         ),
         options,
         validation,
-        select=config.evaluation.select,
+        select=config.evaluation.selected_by,
         metadata=metadata,
         **stage._asdict(),
     )
@@ -129,7 +129,7 @@ def _train_network(
 
 def _validation(config: Config, data: BenchmarkData, preprocess: Preprocess) -> Validation:
     r"""Returns the validation of a run, which sees no test set."""
-    options = config.evaluation
+    options, held = config.evaluation, hold_out_id(data.id_train, config.data.hold_out_id)
     if options.use_ood_val and data.ood_val is None:
         raise UserError(
             f"evaluation.use_ood_val: benchmark {data.manifest.name} has no OOD validation set here."
@@ -141,7 +141,7 @@ def _validation(config: Config, data: BenchmarkData, preprocess: Preprocess) -> 
         options.batch_size,
         config.data.val_limit,
         data.ood_val if options.use_ood_val else None,
-        data.id_train,
+        *held,
     )
 
 
@@ -172,10 +172,10 @@ def _train_head(
             outcome.reason += ", training the classifier"
             return scorer, outcome, rule
 
-    mean, std = given.statistics or (list(manifest.mean), list(manifest.std))
+    mean, std = given.statistics or (manifest.mean, manifest.std)
     preprocess = Preprocess(mean, std, device)
     classifier = given.model.to(device).eval()
-    metadata = _metadata(config, data, classes) | {"mean": mean, "std": std}
+    metadata = _metadata(config, data, classes, preprocess)
     known = {"run": metadata, "classifier": NetworkDigest.of(classifier).digest}
     before = time.monotonic()
     features, stopped = images.features(classifier, preprocess, stage.progress)
@@ -188,7 +188,8 @@ def _train_head(
     fitted = fit_head(head, *features, device, metadata=known, **final)
     model = RepresentationRatio(classifier, fitted.model, head.layers)
     count, rank = fitted.model.whitening.shape
-    metadata["representation"] = {"network": given.network, "features": count, "rank": rank}
+    part = {"network": given.network, "features": count, "rank": rank}
+    metadata = {**metadata, "representation": part}
     outcome = replace(fitted.outcome, seconds=seconds + fitted.outcome.seconds)
     scorer = Scorer.of(TrainedModel(model, preprocess, metadata))
     if not outcome.finished:
@@ -247,7 +248,14 @@ def evaluate_run(
         seed=config.training.seed,
         benchmark=data.manifest.name,
         device=distributed.device_name(preprocess.device),
-        data={"reference": reference, "counts": scores.counts(), **identity(data)},
+        data={
+            "reference": reference,
+            "counts": scores.counts(),
+            "overlaps": table.overlaps,
+            "parts": table.parts,
+            "remark": table.remark,
+            **identity(data),
+        },
         absent=data.absent,
         selection=selection,
         validation={} if outcome is None else {"best": outcome.best, "history": outcome.history},
@@ -257,6 +265,8 @@ def evaluate_run(
             "accuracy": done.accuracy,
             "parameters": scorer.parameters,
             "evaluations": done.evaluations,
+            **({} if outcome is None else outcome.learnt),
+            "amp": None if outcome is None else outcome.amp,
         },
     )
     record.write(folder / RECORD)
@@ -294,56 +304,30 @@ def finished_table(folder: Path, config: Config, data: BenchmarkData) -> Metrics
     )
 
 
-def _metadata(config: Config, data: BenchmarkData, classes: int) -> dict[str, Any]:
-    r"""Returns what is stored with the model: how to build it again, on what it was trained."""
-    return {
-        "config": config.to_dict(),
-        "classes": classes,
-        "mean": list(data.manifest.mean),
-        "std": list(data.manifest.std),
-        "size": data.manifest.size,
-        "reference": data.reference_name,
-        **identity(data, trained=True),
-    }
+def _metadata(
+    config: Config, data: BenchmarkData, classes: int, preprocess: Preprocess
+) -> dict[str, Any]:
+    facts, size = identity(data, trained=True), data.manifest.size
+    return model_metadata(config, classes, preprocess, size, data.reference_name, **facts)
 
 
-def _table(scores: Scores, data: BenchmarkData, config: Config, **facts: Any) -> MetricsTable:  # noqa: ANN401
+def _table(
+    scores: Scores,
+    data: BenchmarkData,
+    config: Config,
+    reference: str | None,
+    **facts: Any,  # noqa: ANN401
+) -> MetricsTable:
+    manifest = data.manifest
     return MetricsTable.of(
         scores.metrics(),
-        title=data.manifest.title,
+        title=manifest.title,
         absent=data.absent_by_role(),
         counts=scores.counts(),
+        overlaps=manifest.overlaps(reference),
+        parts=manifest.parts,
         steps=config.training.steps,
+        reference=reference,
+        remark=" ".join(manifest.note.split()),
         **facts,
     )
-
-
-def identity(data: BenchmarkData, trained: bool = False) -> dict[str, dict[str, str]]:
-    r"""Returns what tells data from other data: checksums of lists, and of some pixels.
-
-    Arguments:
-        data: The benchmark.
-        trained: Whether only what training sees counts; no near or far set is then read.
-    """
-    sets = {
-        "id_train": data.id_train,
-        "id_val": data.id_val,
-        "id_test": data.id_test,
-        "reference": data.reference,
-    }
-    checksums = dict(data.checksums)
-    if trained:
-        checksums = {k: v for k, v in checksums.items() if not k.startswith(("near", "far"))}
-    else:
-        sets |= {f"near/{name}": images for name, images in data.near.items()}
-        sets |= {f"far/{name}": images for name, images in data.far.items()}
-    return {
-        "checksums": checksums,
-        "pixels": {name: _pixels(images) for name, images in sets.items() if len(images)},
-    }
-
-
-def _pixels(images: ImageSet) -> str:
-    r"""Returns a SHA-256 of evenly spaced images, enough to notice another folder of files."""
-    step = max(1, len(images) // 500)
-    return hashlib.sha256(np.ascontiguousarray(images.images[::step]).data).hexdigest()

@@ -23,33 +23,36 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
-from .options import Count, Natural, Options, Positive, Share, Weight
+from .options import BatchSize, Count, Natural, Options, Positive, Share, Weight
 
 KernelName: TypeAlias = Literal["matern32", "gaussian", "imq", "rq"]
 Seed: TypeAlias = Annotated[int, Field(ge=0, le=1_000_000_000)]
 
 # A width scales channels that are multiples of 64, and groups have 8 channels.
 WIDTH_STEP, RESNET_STAGES = 1 / 8, 4
+# The momentum of stochastic gradient descent, unless an option says another.
+MOMENTUM = 0.9
 
 
 class NetworkConfig(Options):
     r"""The network :math:`x \mapsto h(x)` (:mod:`ood_osdre.models.networks`).
 
     Attributes:
-        kind: A ResNet for images, an MLP for vectors, or the encoder of a U-Net for images. Its
-            decoder is trained where `objective.data_score` is on, and not deployed.
-        width: A factor on the ResNet's channels 64, 128, 256, 512 or the U-Net's 128, 256, 512, a
-            multiple of 1/8; or on the MLP's 256 features.
+        kind: A ResNet for images, an MLP for vectors, a small network of images that trains fast
+            (:mod:`ood_osdre.models.speed`), or the encoder of a U-Net for images, whose decoder is
+            trained where `objective.data_score` is on, and not deployed.
+        width: A factor on the ResNet's channels 64, 128, 256, 512, the fast network's 32, 128, 128
+            or the U-Net's 128, 256, 512, a multiple of 1/8; or on the MLP's 256 features.
         depths: The number of basic blocks in each of the ResNet's four stages; an MLP has one
             layer an entry.
         stem_stride: The stride of the ResNet's stem; 2 trades detail for a fourfold speed-up. A
-            U-Net takes neither this nor `depths`.
+            U-Net and the fast network take neither this nor `depths`.
         norm: Batch or group normalisation.
         classes_head: Whether a class head is built where `objective.class_weight` trains it.
         octaves: The number of frequencies in which a time-conditioned network sees the time.
     """
 
-    kind: Literal["resnet", "mlp", "unet"] = "resnet"
+    kind: Literal["resnet", "mlp", "speed", "unet"] = "resnet"
     width: Positive = 1.0
     depths: Annotated[tuple[Count, ...], Field(strict=False, min_length=1)] = (2, 2, 2, 2)
     stem_stride: Count = 1
@@ -64,6 +67,8 @@ class NetworkConfig(Options):
             yield f"depths: got {len(self.depths)} entries, expected {RESNET_STAGES}."
         if self.kind == "unet" and self.norm != "group":
             yield f"norm: got {self.norm}, expected group for network.kind unet."
+        if self.kind == "speed" and self.norm != "batch":
+            yield f"norm: got {self.norm}, expected batch for network.kind speed."
 
 
 class BasisConfig(Options):
@@ -95,8 +100,8 @@ class PathConfig(Options):
         schedule: The schedule of :math:`\alpha` and :math:`\beta`; the Kumaraswamy mixtures
             have parameters, trained through `objective.path_variance`.
         noise: The noise model of :math:`v`.
-        gamma2: The bridge's variance :math:`\gamma^2`.
-        eps: The dequantisation variance :math:`\varepsilon`.
+        gamma2: The bridge's variance :math:`\gamma^2`; with `objective.path_variance` its start.
+        eps: The dequantisation variance :math:`\varepsilon`, never learnt.
         t_min: The distance of training times from 0 and 1; null for the schedule's own.
     """
 
@@ -140,6 +145,7 @@ class ObjectiveConfig(Options):
         endpoint_clean: Whether it sees the clean ends, not the path's dequantised ones.
         endpoint_cap: The log-ratio, in nats, from which its exponentials go on as tangents.
         class_weight: The weight of the class head's cross-entropy on ID data.
+        label_smoothing: The share of its target that is spread evenly over all classes.
         outlier_exposure: The weight of the class head's uniformity on the reference.
         conditional: The weight of conditional score matching.
         conditional_form: Its form; all share one minimiser.
@@ -149,7 +155,8 @@ class ObjectiveConfig(Options):
         path_difference: The weight of the path-difference loss.
         delta: The step of the path difference.
         shrinkage: The weight of the squared log-ratio, which bounds it.
-        path_variance: The weight of the learnable schedule's own closed-form variance.
+        path_variance: The weight of the path's own measure, :math:`\log \int V(t) \, dt`, which
+            alone trains :math:`\gamma^2` of a bridge, and a Kumaraswamy schedule.
         weight: The weighting :math:`\lambda(t)` of the score-matching terms.
         separate_forwards: Whether reference and ID images pass the network apart, as in the paper's
             baselines. With batch normalisation that lets a network tell them apart in training only.
@@ -162,6 +169,7 @@ class ObjectiveConfig(Options):
     endpoint_clean: bool = False
     endpoint_cap: Positive = 10.0
     class_weight: Weight = 0.0
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     outlier_exposure: Weight = 0.0
     conditional: Weight = 0.0
     conditional_form: Literal["scalar", "antithetic", "per_block", "antithetic_per_block"] = (
@@ -183,7 +191,9 @@ class DataConfig(Options):
     r"""What a batch is made of; ID and reference images get the same augmentation.
 
     Attributes:
-        flip: Whether images are mirrored at random.
+        flip: Whether images are mirrored: never, at random, or alternating: in every other epoch,
+            from the first or from the second at random. (OpenOOD's loaders do not say which image is
+            which; there, alternating is at random.)
         crop: The padding, in pixels, of random crops; 0 for none.
         broaden: The share of the reference batch replaced by strong transforms of its images.
         mixture: The share of the reference batch replaced by ID images; with `broaden` at most 1.
@@ -191,15 +201,19 @@ class DataConfig(Options):
         reference_limit: That of the reference set, in place of `train_limit`; null for the same.
         val_limit: The number of validation images used of each set; null for all, but of the
             near images no more than twice as many as of the ID ones.
+        hold_out_id: The number of a benchmark's ID training images that are left out of training,
+            the same for every seed; `val_accuracy` is then theirs, for choices that must not see
+            the test split. Of a final run 0.
     """
 
-    flip: bool = True
+    flip: Literal["none", "random", "alternating"] = "random"
     crop: Natural = 4
     broaden: Share = 0.0
     mixture: Annotated[float, Field(ge=0, lt=1)] = 0.0
     train_limit: Count | None = None
     reference_limit: Count | None = None
     val_limit: Count | None = None
+    hold_out_id: Natural = 0
 
     def _conflicts(self) -> Iterator[str]:
         if self.broaden + self.mixture > 1:
@@ -215,14 +229,21 @@ class TrainingConfig(Options):
     Attributes:
         steps: The number of steps.
         batch_size: The number of (reference, ID) pairs in a batch.
-        lr: The peak learning rate of AdamW.
-        weight_decay: Its weight decay; none on norms, biases, basis and path.
+        optimizer: AdamW, or stochastic gradient descent with Nesterov's momentum.
+        lr: The peak learning rate.
+        momentum: The momentum of `sgd`; 0 for none.
+        weight_decay: The weight decay; none on norms, biases, basis and path. That of `sgd` is a
+            part of the gradient.
         basis_lr_factor: A factor on the learning rate of the basis shapes.
-        warmup: The steps of linear warm-up, a factor on the cosine decay over all steps.
+        warmup: The steps of linear warm-up.
+        decay: How the learning rate falls to zero: by a cosine over all steps, of which the warm-up
+            is a factor, or linearly from the end of the warm-up.
         clip: The largest gradient norm; 0 for no clipping.
         ema: The decay of the averaged weights; 0 for none.
         eval_every: The steps between validations.
-        amp: The autocast type; `auto` takes bf16 where the device has it.
+        amp: The autocast type. `auto` takes bf16 where a GPU has it, else fp16. On a CPU that has
+            instructions for bf16 it times the first steps on images and takes the faster of bf16 and
+            none; the choice is stored, so that a resumed run is the same run.
         compile: Whether the network is compiled.
         channels_last: Whether images are laid out channels-last, which convolutions like.
         checkpoint_every: The steps between checkpoints.
@@ -230,11 +251,14 @@ class TrainingConfig(Options):
     """
 
     steps: Count = 10_000
-    batch_size: Count = 128
+    batch_size: BatchSize = 128
+    optimizer: Literal["adamw", "sgd"] = "adamw"
     lr: Positive = 1e-3
+    momentum: Annotated[float, Field(ge=0, lt=1)] = MOMENTUM
     weight_decay: Weight = 5e-4
     basis_lr_factor: Weight = 0.1
     warmup: Natural = 500
+    decay: Literal["cosine", "linear"] = "cosine"
     clip: Weight = 1.0
     ema: Annotated[float, Field(ge=0, lt=1)] = 0.999
     eval_every: Count = 500
@@ -243,6 +267,10 @@ class TrainingConfig(Options):
     channels_last: bool = True
     checkpoint_every: Count = 500
     seed: Seed = 0
+
+    def _conflicts(self) -> Iterator[str]:
+        if self.optimizer == "adamw" and self.momentum != MOMENTUM:
+            yield f"momentum: got {self.momentum:g}, expected training.optimizer sgd with it."
 
     @classmethod
     def short(cls, steps: int) -> "TrainingConfig":
@@ -267,7 +295,8 @@ class EvaluationConfig(Options):
 
     Attributes:
         batch_size: The number of images scored at once.
-        select: The validation quantity whose best step is kept.
+        select: Which step's averaged weights are kept: the last one's, or those with the largest of
+            a validation quantity.
         use_ood_val: Whether selection sees the OOD validation lists; recorded in the run file.
         solver: How a time-conditioned score is integrated: by the trapezoidal rule, or by an
             adaptive Runge-Kutta method; the run record says how many evaluations it took.
@@ -279,10 +308,15 @@ class EvaluationConfig(Options):
     """
 
     batch_size: Count = 512
-    select: Literal["val_auroc", "val_near", "val_far"] = "val_auroc"
+    select: Literal["last", "val_auroc", "val_near", "val_far"] = "last"
     use_ood_val: bool = False
     solver: Literal["trapezoid", "ode"] = "trapezoid"
     evaluations: Annotated[int, Field(ge=2)] = 10
     tolerance: Positive = 1e-3
     score: Literal["msp", "energy", "knn"] = "msp"
     neighbours: Count = 50
+
+    @property
+    def selected_by(self) -> str | None:
+        r"""The validation quantity that selects the step, as the trainer takes it; None: the last."""
+        return None if self.select == "last" else self.select

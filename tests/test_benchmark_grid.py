@@ -70,6 +70,7 @@ def test_another_run_is_not_taken_for_done(
     methods = {"a": grid.Method(["data.train_limit=50"])}
     args = arguments(tmp_path, "--only", "a")
     options = ["training.seed=0", "title=a", "data.train_limit=50", "training.steps=3"]
+    options += ["benchmark=digits", "evaluation.select=val_auroc"]
     config = load_config("digits", [*options, "training.warmup=0", "training.eval_every=3"])
     kept = tmp_path / "out" / "a" / "seed-0"
     kept.mkdir(parents=True)

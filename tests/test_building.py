@@ -56,7 +56,8 @@ def make(
         (NetworkConfig, "norm", NORMS),
         # A network for images has no cell a dimension.
         (ObjectiveConfig, "conditional_form", set(FORMS) - {"per_dimension"}),
-        (ObjectiveConfig, "endpoint_loss", LOSSES),
+        # The bounds on a divergence are objectives of the tasks.
+        (ObjectiveConfig, "endpoint_loss", set(LOSSES) - {"nwj", "mine"}),
         (ObjectiveConfig, "weight", WEIGHTS),
         (PathConfig, "noise", NOISES),
         (PathConfig, "schedule", SCHEDULES),
@@ -94,6 +95,54 @@ def test_every_configured_objective_gives_finite_losses_and_gradients(
     assert gradient is not None
     assert gradient.isfinite().all()
     assert gradient.abs().max() > 0
+
+
+LEARNT = {"schedule": "kumaraswamy_spherical", "noise": "ddbi", "gamma2": 0.3, "eps": 0.05}
+BESIDE = {
+    "all": {
+        "class_weight": 1.0,
+        "outlier_exposure": 1.0,
+        "conditional": 1.0,
+        "conditional_form": "antithetic",
+        "time_score": 1.0,
+        "path_difference": 1.0,
+        "shrinkage": 1.0,
+    },
+    "denoising": {"conditional": 1.0, "data_score": 1.0},
+    "slices": {"time_score": 1.0, "data_score": 1.0},
+}
+
+
+@pytest.mark.parametrize("beside", BESIDE)
+@pytest.mark.parametrize("weight", WEIGHTS)
+@pytest.mark.parametrize("times", ["uniform", "inverse_variance"])
+def test_the_path_hears_of_its_own_measure_alone(beside: str, weight: str, times: str) -> None:
+    ratio, _, objective, batch = make(
+        (3,),
+        classes=4,
+        network={"kind": "mlp"},
+        path=LEARNT,
+        times={"kind": times},
+        objective={**BESIDE[beside], "path_variance": 1.0, "weight": weight},
+    )
+    for p in ratio.parameters():  # zero heads would hide what depends on the scores
+        torch.nn.init.normal_(p, std=0.3)
+    for p in objective.parameters():
+        p.data += 0.1 * torch.randn_like(p)
+    path = list(objective.terms["path_variance"].path.parameters())
+    assert len(path) == 4  # logits, two shapes, and the bridge's variance
+
+    losses = objective(ratio, batch)
+    for name in losses.keys() - {"path_variance", "total"}:
+        grads = torch.autograd.grad(losses[name].sum(), path, allow_unused=True, retain_graph=True)
+        assert all(g is None for g in grads), name
+    own, whole = (
+        torch.autograd.grad(losses[name].sum(), path, retain_graph=True)
+        for name in ("path_variance", "total")
+    )
+    for g, h in zip(own, whole, strict=True):
+        assert g.abs().sum() > 0
+        torch.testing.assert_close(g, h, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -162,10 +211,16 @@ def test_a_data_score_trains_its_decoder_and_what_it_shares(
 
 def test_options_arrive() -> None:
     _, _, objective, _ = make(
-        (3, 16, 16), network=NETWORK, objective={"endpoint_loss": "chisq", "endpoint_cap": 5}
-    )
+        (3, 16, 16),
+        classes=3,
+        network=NETWORK,
+        objective={
+            "endpoint_loss": "chisq", "endpoint_cap": 5, "class_weight": 1, "label_smoothing": 0.2,
+        },
+    )  # fmt: skip
     term = objective.terms["endpoint"]
     assert (term.kind, term.cap) == ("chisq", 5.0)
+    assert objective.terms["class"].smoothing == 0.2
     for stratified in (False, True):
         for kind in ("uniform", "logit_normal", "inverse_variance"):
             config = Config.from_mapping({"times": {"kind": kind, "stratified": stratified}})
@@ -209,7 +264,7 @@ def test_a_data_score_needs_a_backbone_with_a_decoder() -> None:
 def test_an_mlp_needs_the_dimension_of_its_inputs() -> None:
     config = Config.from_mapping({"network": {"kind": "mlp"}})
     with pytest.raises(
-        UserError, match=r"network\.kind: got mlp, expected resnet or unet for images"
+        UserError, match=r"network\.kind: got mlp, expected resnet, speed or unet for images"
     ):
         build_ratio(config, classes=0)
     assert build_ratio(config, classes=0, dim=3)(torch.randn(2, 3)).shape == (2,)

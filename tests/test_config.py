@@ -37,6 +37,7 @@ def refusal(name: str | Path, overrides: Sequence[str | tuple[str, Any]] = ()) -
         load_config(name, overrides)
     message = str(error.value)
     assert "\n" not in message
+    assert len(message) < 500
     return message
 
 
@@ -218,12 +219,17 @@ FILES = [
     ("training: {steps: '9'}", "training.steps: got '9'", "a whole number"),
     ("training: {steps: 0}", "training.steps: got 0", "greater than or equal to 1"),
     ("training: {seed: null}", "training.seed: got null", "a whole number"),
+    ("training: {batch_size: 99999999999}", "batch_size: got 99999999999", "equal to 1000000"),
     ("training: {seed: 2000000000}", "training.seed: got 2000000000", "equal to 1000000000"),
     ("training: {lr: 0}", "training.lr: got 0", "a number greater than 0"),
     ("training: {lr: .inf}", "training.lr: got inf", "a finite number"),
     ("objective: {endpoint: .nan}", "objective.endpoint: got nan", "number"),
     ("training: {ema: 1.0}", "training.ema: got 1.0", "a number less than 1"),
     ("training: {compile: 1}", "training.compile: got 1", "true or false"),
+    ("training: {momentum: 1, optimizer: sgd}", "training.momentum: got 1", "less than 1"),
+    ("training: {momentum: 0.8}", "training.momentum: got 0.8", "training.optimizer sgd"),
+    ("objective: {label_smoothing: 1}", "objective.label_smoothing: got 1", "less than 1"),
+    ("data: {flip: true}", "data.flip: got true", "'none', 'random' or 'alternating'"),
     ("data: {val_limit: 0}", "data.val_limit: got 0", "1"),
     ("network: {depths: []}", "network.depths: got []", "at least 1 item"),
     ("network: {depths: [1, 0]}", "network.depths[1]: got 0", "1"),
@@ -241,12 +247,21 @@ FILES = [
     ("network: {width: 0.1}", "network.width: got 0.1", "a multiple of 0.125"),
     ("network: {depths: [1, 1]}", "network.depths: got 2 entries", "4"),
     ("network: {kind: unet}", "network.norm: got batch", "group for network.kind unet"),
+    (
+        "network: {kind: speed, norm: group}",
+        "network.norm: got group",
+        "batch for network.kind speed",
+    ),
     ("path: {schedule: vp, t_min: 0}", "path.t_min: got 0", "more, or null"),
     ("data: {broaden: 0.5, mixture: 0.6}", "data.mixture: got 0.6", "data.broaden (0.5)"),
     ("objective: {endpoint: 0}", "objective: no term trains", "set one of endpoint, conditional"),
     ("estimator: direct\nobjective: {time_score: 1}", "objective.time_score: is on", "direct"),
     (MLP + TIMED % ", conditional: 1", "objective: got conditional and time_score", "one for"),
-    ("objective: {path_variance: 1}", "objective.path_variance: is on", "path.schedule"),
+    (
+        "path: {noise: dequantisation}\nobjective: {path_variance: 1}",
+        "objective.path_variance: is on",
+        "path.schedule trigonometric and path.noise dequantisation has no parameters",
+    ),
     (
         "path: {schedule: kumaraswamy_affine, gamma2: 0}\nobjective: {path_variance: 1}",
         "path.gamma2: got 0",
@@ -262,6 +277,17 @@ FILES = [
         "objective.conditional_form: per_block",
         "network.kind resnet, got mlp",
     ),
+    (
+        "network: {kind: speed}\nobjective: {conditional: 1, conditional_form: per_block}",
+        "objective.conditional_form: per_block",
+        "network.kind resnet, got speed",
+    ),
+    (
+        "network: {kind: speed}\nobjective: {conditional: 1, data_score: 1}",
+        "objective.data_score",
+        "network.kind speed has no decoder",
+    ),
+    ("network: {kind: speed}\n" + TIMED % "", "network.kind: got speed", "resnet or mlp"),
     (UNET + TIMED % "", "network.kind: got unet", "resnet or mlp for estimator time_conditioned"),
     (TIMED % "", "network.norm: got batch", "group for estimator time_conditioned"),
     ("objective: {conditional: 1, data_score: 1}", "objective.data_score", "network.kind resnet"),
@@ -320,11 +346,14 @@ OVERRIDES = [
     ("basis.sigma=0.01", "basis.sigma: got 0.01", "basis.floor"),
     ("basis.floor=2", "basis.sigma: got", "basis.floor (2)"),
     ("network.classes_head=false", "objective.class_weight: is on", "network.classes_head"),
+    ("estimator=classifier", "objective.endpoint: is on", "estimator classifier"),
+    ("x" * 500, "'xxx", "xxx': expected SECTION.KEY=VALUE"),
     ("objective.endpoint=0", "objective: no term trains", "endpoint"),
     # The head
     ("head={}", "estimator: got one_step", "expected classifier"),
     ("classifier=runs/x", "classifier: is given", "no head"),
-    ("head=5", "head: got 5", "a mapping of layers, rank"),
+    ("head=5", "head: got 5", "a mapping of layers, id_from, rank"),
+    ("head.id_from=held_out", "head.id_from: got held_out", "data.hold_out_id"),
     ("head.path=1", "'head.path=1'", "SECTION.KEY=VALUE"),
     ("head.path.gama2=1", "'head.path.gama2'", "'head.path.gamma2'"),
     ("head.path.eps=0", "head.path.eps: got 0", "a number greater than 0"),
@@ -408,7 +437,7 @@ def test_every_weight_of_a_term_trains_or_accompanies_an_estimator() -> None:
     grouped = {term for group in (*TERMS.values(), *EXTRAS.values()) for term in group}
     fields = ObjectiveConfig.model_fields.items()
     weights = {name for name, field in fields if field.annotation is float}
-    assert grouped == weights - {"endpoint_cap", "delta", "data_score"}
+    assert grouped == weights - {"endpoint_cap", "delta", "data_score", "label_smoothing"}
 
 
 def test_kernels_are_those_of_the_models() -> None:

@@ -41,7 +41,7 @@ def random() -> Randomness:
 def make(
     id_train: ImageSet, reference: ImageSet, seed: int = 0, **options: object
 ) -> ImageBatches:
-    config = DataConfig(**{"flip": False, "crop": 0, **options})  # type: ignore[arg-type]
+    config = DataConfig(**{"flip": "none", "crop": 0, **options})  # type: ignore[arg-type]
     preprocess = Preprocess((0.0,) * 3, (1.0,) * 3)
     return ImageBatches(id_train, reference, config, preprocess, 4, seed)
 
@@ -109,7 +109,7 @@ class TestBatches:
 
     def test_a_batch_is_a_function_of_seed_and_step(self) -> None:
         sets = image_set(10), image_set(6)
-        options = {"flip": True, "crop": 2, "broaden": 0.5}
+        options = {"flip": "random", "crop": 2, "broaden": 0.5}
         a, b = make(*sets, **options), make(*sets, **options)
         for step in (0, 1, 2, 7):
             a(step)
@@ -117,6 +117,36 @@ class TestBatches:
             assert (x is None and y is None) or torch.equal(x, y)
         assert not torch.equal(a(5).noise, a(6).noise)
         assert not torch.equal(a(5).noise, make(*sets, seed=1, **options)(5).noise)
+
+    def test_alternating_flips_alternate_from_a_fair_coin(self) -> None:
+        sets = image_set(401), image_set(75)
+        batches = make(*sets, flip="alternating")
+        again = make(*sets, flip="alternating")
+        sizes = {"x_0": 75, "x_1": 401}
+        seen: dict[str, list[dict[int, bool]]] = {name: [] for name in sizes}
+        for name, images in zip(sizes, sets[::-1], strict=True):
+            # Each pixel row tells the image, and which way round it is.
+            x = torch.as_tensor(images.images).permute(0, 3, 1, 2).float() / 255
+            whole = {row.numpy().tobytes(): (i, False) for i, row in enumerate(x)}
+            whole |= {row.numpy().tobytes(): (i, True) for i, row in enumerate(x.flip(3))}
+            flips = [
+                whole[one.contiguous().numpy().tobytes()]
+                for step in range(3 * 401 // 4 + 1)
+                for one in getattr(batches(step), name)
+            ]
+            count = sizes[name]
+            seen[name] = [dict(flips[k * count : (k + 1) * count]) for k in range(3)]
+        for name, (first, second, third) in seen.items():
+            assert len(first) == len(second) == sizes[name]
+            assert all(second[i] != flipped for i, flipped in first.items())
+            assert third == first
+        # Four standard deviations of a fair coin.
+        share = np.mean(list(seen["x_1"][0].values()))
+        assert abs(share - 0.5) < 4 * 0.5 / 401**0.5
+        # Neither the steps before nor the order of the epoch count.
+        assert torch.equal(again(200).x_1, batches(200).x_1)
+        other = make(*sets, seed=1, flip="alternating")._first_flips[Stream.SHUFFLE_ID]
+        assert not torch.equal(other, batches._first_flips[Stream.SHUFFLE_ID])
 
     def test_mixture_puts_id_images_into_the_reference_but_not_into_their_own_pair(self) -> None:
         batch = make(image_set(10), image_set(6, value=0), mixture=0.5)(0)
@@ -180,6 +210,9 @@ class TestFlipCrop:
         mirrored = (out == images.flip(2)).flatten(1).all(1)
         assert bool((same | mirrored).all())
         assert bool(same.all()) != flip
+        chosen = torch.arange(40) % 3 == 0
+        out = flip_crop(images, torch.arange(40), chosen, 0, generator())
+        assert torch.equal((out == images.flip(2)).flatten(1).all(1), chosen)
 
     def test_a_crop_is_the_reflect_padded_image_shifted(self) -> None:
         images = torch.as_tensor(image_set(20).images)

@@ -15,13 +15,16 @@ from PIL import Image
 from ood_osdre.data import (
     BenchmarkData,
     ImageSet,
+    choose_benchmark,
     hold_out_reference,
     load_benchmark,
     load_manifest,
     status,
 )
 from ood_osdre.data import benchmark as module
+from ood_osdre.data.builtin import synthetic_ood
 from ood_osdre.data.images import decode
+from ood_osdre.data.manifests import BENCHMARKS
 from ood_osdre.data.status import runnable
 from ood_osdre.errors import UserError
 
@@ -304,15 +307,74 @@ class TestReference:
         (root / "toy.yml").write_text(yaml.safe_dump(content))
 
         assert load(root).reference_name == "others"
-        assert "contains classes of near" not in caplog.text
+        assert "holds classes of near" not in caplog.text
         assert load(root, reference="leaky").reference_name == "leaky"
-        assert "contains classes of near" in caplog.text
+        assert "holds classes of near" in caplog.text
         with pytest.raises(UserError, match=r"gone: absent, 0 of 3 images, .*gone\.npy"):
             load(root, reference="gone")
 
         (root / LISTS / "train_others.txt").unlink()
         with pytest.raises(UserError, match="--reference leaky is there, but shares classes"):
             load(root)
+
+        # One with a companion costs no row, so it may be the default and needs no warning.
+        caplog.clear()
+        sets = content["ids"]["toy"]["sets"]
+        sets[0]["overlaps"] = {"near": "held"}
+        sets.append({"name": "held", "role": "near", "list": "test_far.txt"})
+        (root / "toy.yml").write_text(yaml.safe_dump(content))
+        data = load(root)
+        assert (data.reference_name, list(data.near)) == ("leaky", ["near", "held"])
+        assert "holds classes of near" not in caplog.text
+
+
+def test_the_first_benchmark_that_is_whole_is_chosen(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = yaml.safe_load((root / "toy.yml").read_text())
+    content["ids"]["toy"]["sets"].append({"name": "gone", "role": "far", "list": "gone.txt"})
+    (root / "larger.yml").write_text(yaml.safe_dump(content))
+    monkeypatch.setitem(BENCHMARKS, "toy", (str(root / "larger.yml"), str(root / "toy.yml")))
+
+    manifest, reason = choose_benchmark("toy", root)
+    assert manifest.name == "toy"
+    assert reason.startswith(
+        f"benchmark toy: whole in {root}, unlike larger, which lacks far gone: "
+    )
+    with pytest.raises(UserError) as error:
+        choose_benchmark("toy", root, reference="nothing")
+    assert (
+        len(re.findall(r"larger|toy, which lacks .*no reference 'nothing'", str(error.value))) > 1
+    )
+    (root / LISTS / "gone.txt").write_text((root / LISTS / "test_far.txt").read_text())
+    assert choose_benchmark("toy", root) == (
+        load_manifest(root / "larger.yml", "toy"),
+        f"benchmark larger: whole in {root}",
+    )
+    with pytest.raises(UserError, match=r"benchmark: got none, .* ID 'mine'"):
+        choose_benchmark("mine", root)
+
+
+def test_synthetic_sets_are_made_from_test_images_and_are_not_those_of_validation(
+    root: Path,
+) -> None:
+    kinds = ("noise", "patch_shuffled")
+    content = yaml.safe_load((root / "toy.yml").read_text())
+    content["ids"]["toy"]["sets"] += [
+        {"name": f"my {k}", "role": "far", "synthetic": k, "count": 5} for k in kinds
+    ]
+    (root / "toy.yml").write_text(yaml.safe_dump(content))
+    data, again = load(root), load(root, training=False)
+    of_validation = synthetic_ood(data.id_val.images, 5)
+    tests = {tuple(np.sort(image, None)) for image in data.id_test.images}
+    for kind in kinds:
+        made = data.far[f"my {kind}"].images
+        np.testing.assert_array_equal(made, again.far[f"my {kind}"].images)
+        assert made.shape == (5, 32, 32, 3)
+        assert not (made == of_validation[kind]).all((1, 2, 3)).any()
+    # Shuffled patches keep the pixels of an image.
+    assert {tuple(np.sort(image, None)) for image in made} <= tests
+    assert list(data.far)[-2:] == ["my noise", "my patch_shuffled"]
 
 
 SHARED = [

@@ -1,8 +1,6 @@
 r"""Tests for the ood_osdre.data.builtin module: the embedded benchmark and synthetic OOD."""
 
 import itertools
-import subprocess
-import sys
 from collections.abc import Callable
 
 import numpy as np
@@ -101,12 +99,6 @@ def test_embedded_benchmark_takes_no_reference() -> None:
         load_benchmark(load_manifest("digits", "digits"), "data", reference="tin597")
 
 
-def test_import_leaves_torch_and_sklearn_alone() -> None:
-    code = "import sys, ood_osdre.data.__main__; print({'torch', 'sklearn'} & set(sys.modules))"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert out.stdout.strip() == "set()"
-
-
 class TestSyntheticOOD:
     def test_patch_shuffling_permutes_patches(self) -> None:
         images = PIXELS[:6]
@@ -128,10 +120,8 @@ class TestSyntheticOOD:
         assert images.dtype == np.uint8
         assert len({x.tobytes() for x in images}) == 12
 
-    def test_equal_seeds_give_equal_sets(self) -> None:
-        images = PIXELS[:5]
-        a, b, c = (synthetic_ood(images, 7, seed) for seed in (0, 0, 1))
+    def test_equal_images_give_equal_sets(self) -> None:
+        a, b = (synthetic_ood(PIXELS[:5], 7) for _ in range(2))
         assert list(a) == ["patch_shuffled", "shapes", "noise"]
         for name in a:
             assert np.array_equal(a[name], b[name])
-            assert not np.array_equal(a[name], c[name])

@@ -59,7 +59,8 @@ def test_shipped_manifests_are_whole(name: str, id_name: str) -> None:
     for spec in manifest.sets:
         assert manifest.datasets[spec.dataset].source
         assert manifest.datasets[spec.dataset].licence
-        assert spec.list is None or spec.count
+        assert (spec.list is None) == (name == "digits" or spec.synthetic is not None)
+        assert name == "digits" or spec.count
         assert spec.sha256 is None or len(spec.sha256) == 64
         assert set(spec.overlaps) <= {s.name for s in manifest.role("near")}
 
@@ -72,6 +73,20 @@ def test_shipped_manifests_are_whole(name: str, id_name: str) -> None:
         ("paper", "cifar10", "cifar100 tin", "mnist svhn"),
         ("paper", "cifar100", "cifar10 tin", "mnist svhn"),
         ("pack", "cifar10", "tin", "mnist fashion_mnist"),
+        (
+            "openood_subset",
+            "cifar10",
+            "cifar100 cifar100_held tin",
+            "mnist svhn texture places365",
+        ),
+        (
+            "openood_subset",
+            "cifar100",
+            "cifar10 cifar10_held tin",
+            "mnist svhn texture places365",
+        ),
+        ("mirror0", "mirror", "near_same near_other", "fashion_mnist patch_shuffled shapes noise"),
+        ("mirror1", "mirror", "near_same near_other", "fashion_mnist patch_shuffled shapes noise"),
         ("digits", "digits", "digit8 digit9", "flower flower_grey"),
     ],
 )
@@ -95,8 +110,26 @@ def test_counts_of_openood() -> None:
 def test_only_openood_is_titled_so() -> None:
     manifests: dict[str, Manifest] = {n: load_manifest(n, i) for n, i in BENCHMARKS}
     assert manifests["openood"].title.startswith("OpenOOD v1.5")
-    assert "OpenOOD" not in manifests["pack"].title + manifests["digits"].title
+    assert manifests["openood_subset"].title == "A subset of OpenOOD v1.5's sets"
+    others = [n for n in manifests if n not in ("openood", "openood_subset")]
+    assert "OpenOOD" not in " ".join(manifests[n].title for n in others if n != "paper")
     assert "shares its source" in manifests["pack"].note
+
+
+def test_what_a_reference_holds_of_near_sets_and_what_stands_in() -> None:
+    for id_name, whole in (("cifar10", "cifar100"), ("cifar100", "cifar10")):
+        manifest = load_manifest("openood_subset", id_name)
+        assert [s.name for s in manifest.role("reference")] == ["tiny_reference", "tin_reference"]
+        assert manifest.overlaps("tiny_reference") == {whole: f"{whole}_held"}
+        for reference in ("tin_reference", "my_folder", None):
+            assert manifest.overlaps(reference) == {}
+        assert manifest.parts == {f"{whole}_held": whole}
+        openood = load_manifest("openood", id_name)
+        # The first two are those that may be taken unnamed.
+        names = [s.name for s in openood.role("reference")]
+        assert names == ["random300k", "tin597", "tin_reference", "tiny_reference"]
+        assert openood.overlaps("tin_reference") == {"tin": None}
+        assert openood.parts == {}
 
 
 LONG = "x" * 300
@@ -150,6 +183,14 @@ MISTAKES: list[tuple[Callable[[dict], object], str]] = [
     (
         lambda c: add(c, "a", "id_val", "b", "id_val"),
         "sets[3].role: got a second set of role id_v",
+    ),
+    (lambda c: change(c, 0, overlaps=["other"]), "overlaps: got 'other' for the id_train toy"),
+    (lambda c: change(c, 0, role="reference", overlaps={"other": "x"}), "overlaps: got 'x' for"),
+    (lambda c: change(c, 0, role="reference", overlaps=[NESTED]), "overlaps: got"),
+    (lambda c: change(c, 1, synthetic="shape"), "synthetic: got 'shape', expected"),
+    (
+        lambda c: change(c, 1, synthetic="shapes"),
+        "synthetic: expected for a near or far set, with",
     ),
     (lambda c: change(c, 0, download={"dataset": "mnist"}), "download.splits: is missing"),
     (lambda c: change(c, 0, download=download("{")), "download.path: got '{', expected a pattern"),
@@ -228,6 +269,7 @@ def test_digits_alone_go_without_lists(tmp_path: Path) -> None:
 
 
 def test_the_known_benchmarks_are_those_with_id_sets() -> None:
-    assert benchmark_names() == ["digits", "openood", "pack", "paper"]
+    known = ["digits", "mirror0", "mirror1", "openood", "openood_subset", "pack", "paper"]
+    assert benchmark_names() == known
     assert benchmark_names("digits") == ["digits"]
     assert "pack" in benchmark_names("cifar10")

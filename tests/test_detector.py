@@ -106,6 +106,8 @@ def test_calibration_on_what_fit_has_read_is_refused(
     # The reference was read too.
     with pytest.raises(UserError, match="2000 of 2000"):
         vectors.calibrate(gaussian(2000, 1))
+    with pytest.raises(UserError, match="seen: got 'ignore', expected 'refuse' or 'warn'"):
+        vectors.calibrate(mixed, seen="ignore")  # type: ignore[arg-type]
     with caplog.at_level(logging.WARNING):
         vectors.calibrate(mixed, seen="warn")
     assert "30 of 100 items were read in fit" in caplog.text
@@ -434,19 +436,28 @@ def test_labels_that_are_whole_are_taken() -> None:
         ({"estimator": "classifier", "objective__endpoint": 0}, "estimator: got 'classifier'"),
         ({"size": "32"}, "size: got '32'"),
         ({"size": 0}, "size: got 0"),
+        (
+            {"backbone": "resnet18"},
+            r"backbone: got 'resnet18', expected an instance of nn\.Module",
+        ),
+        ({"backbone": nn.Linear}, "backbone: got <class"),
     ],
 )
 def test_options_are_checked_at_once(options: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
         OneStepDetector(**{"config": "digits", "device": "cpu", **options})
-    with pytest.raises(AssertionError, match=r"expected an instance of nn\.Module"):
-        OneStepDetector("digits", backbone=nn.Linear)  # type: ignore[arg-type]
 
 
 def test_vectors_need_a_network_for_vectors() -> None:
     options = {"data__broaden": 0.0, **SMALL}
     with pytest.raises(UserError, match=r"network\.kind: got resnet, expected mlp for vectors"):
         OneStepDetector("digits", **options).fit(gaussian(9, 0), gaussian(9, 1))
+
+
+def test_a_fit_holds_out_for_itself() -> None:
+    detector = OneStepDetector("digits", data__hold_out_id=2, **SMALL)
+    with pytest.raises(UserError, match=r"data\.hold_out_id: got 2, expected 0"):
+        detector.fit(ID, REFERENCE)
 
 
 def test_methods_come_in_order() -> None:
@@ -480,7 +491,7 @@ def test_a_stopped_fit_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     ("name", "tensors", "metadata", "message"),
     [
         ("calibration", {}, {"alpha": "0.1"}, r"not a calibration \(alpha: got '0\.1'"),
-        ("calibration", {}, {"alpha": None}, r"not a calibration \(alpha: got None"),
+        ("calibration", {}, {"alpha": None}, r"not a calibration \(alpha: got null"),
         ("calibration", {"scores": torch.ones(3, 2)}, {}, r"not a calibration .*\(3, 2\)"),
         ("calibration", {"scores": torch.full((9,), torch.nan)}, {}, ".*9 of 9 are NaN"),
         ("model", {}, {"mean": ["a"] * 2}, "mean: expected 2 numbers"),

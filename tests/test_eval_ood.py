@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from image_roots import as_cifar, make_root
 
 from ood_osdre.cli import BENCHMARKS, FAILED, UNFINISHED, default_config, main, parser, read_config
-from ood_osdre.config import load_config
 from ood_osdre.evaluation.scores import read_scores
 
 FAST = ["--quiet", "--device", "cpu", "network.width=0.125", "network.depths=[1, 1, 1, 1]"]
 FAST += ["network.stem_stride=2", "training.batch_size=8", "data.val_limit=20"]
 ESTIMATORS = {
-    "one_step": [],
+    "one_step": ["objective.path_variance=1"],
     "direct": ["objective.endpoint_loss=kliep", "objective.separate_forwards=true"],
     "time_conditioned": [
         "network.norm=group", "objective.endpoint=0", "objective.class_weight=0",
@@ -79,6 +79,8 @@ def test_a_model_is_trained_scored_and_scored_anew(
 
     records = [json.loads((run / "run.json").read_text()) for run in (first, second)]
     assert [r["config"]["estimator"] for r in records] == [estimator] * 2
+    learnt = records[0]["results"].get("path", {})
+    assert learnt.keys() == ({"gamma2", "eps"} if estimator == "one_step" else set())
     scores = [read_scores(run / "scores.npz").of("id") for run in (first, second)]
     same = all(
         np.allclose(a.score, b.score) for a, b in zip(*map(dict.values, scores), strict=True)
@@ -155,10 +157,11 @@ def test_a_time_budget_ends_with_its_own_status_and_resumes(
 def test_default_configurations_exist_and_are_smaller_without_a_gpu(
     id_name: str, gpu: bool
 ) -> None:
-    config = load_config(default_config(id_name, gpu))
+    args = parser().parse_intermixed_args(["--id", id_name])
+    config = read_config(args, default_config(id_name, gpu))
 
     assert config.id == id_name
-    assert config.benchmark == BENCHMARKS[id_name]
+    assert config.benchmark is None  # the first of BENCHMARKS that is whole
     assert config.network.width == (1.0 if gpu and id_name != "digits" else 0.25)
 
 
@@ -170,6 +173,23 @@ def test_a_configuration_keeps_its_own_id_and_benchmark() -> None:
     assert (config.id, config.benchmark) == ("cifar100", "openood")
 
 
+def test_the_benchmark_that_was_taken_is_said_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "root"
+    manifest = as_cifar(make_root(root).parent)
+    monkeypatch.setitem(BENCHMARKS, "cifar10", ("openood", str(manifest)))
+    out = tmp_path / "out"
+    command = ["--id", "cifar10", "--data-root", str(root), "--out", str(out), "--max-steps", "2"]
+    assert main([*command, *FAST]) == 0
+    error = capsys.readouterr().err
+    taken = f"benchmark toy: whole in {root}, unlike openood, which lacks reference random300k: "
+    assert taken in error
+    assert "reference others\n" in error
+    record = json.loads((out / "run.json").read_text())
+    assert (record["benchmark"], record["config"]["benchmark"]) == ("toy", "toy")
+
+
 ERRORS = [
     (["--checkpoint", "x", "--seeds", "2"], "--seeds: is for training"),
     (["--checkpoint", "x", "--time-budget", "0"], "--time-budget: is for training"),
@@ -179,6 +199,12 @@ ERRORS = [
     (["--device", "cuda:77"], "--device cuda:77: not available"),
     (["--device", "gpu"], "--device gpu: not available"),
     (["--id", "cifar10", "--data-root", "nowhere"], "--id digits needs none"),
+    (["--id", "cifar10", "--data-root", "nowhere"], "no benchmark of --id cifar10 is whole in"),
+    (["--id", "mirror", "--data-root", "nowhere"], "  mirror1, which lacks reference reference_o"),
+    (
+        ["--id", "cifar10", "--benchmark", "mirror0"],
+        "ids: got 'cifar10', expected one of 'mirror'",
+    ),
     (["--benchmark", "openod"], "openood"),
     (["--config", "cifar11"], "cifar1"),
     # Refused by the options' own rules, see tests/test_config.py

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from ood_osdre import runs
 from ood_osdre.config import Config
 from ood_osdre.data import BenchmarkData, load_digits_benchmark
+from ood_osdre.data.sets import hold_out_id
 from ood_osdre.data.transforms import Preprocess
 from ood_osdre.detectors.scorer import Scorer, load_scorer
 from ood_osdre.errors import UserError
@@ -30,14 +32,14 @@ from ood_osdre.models.ratio import OneStepRatio
 from ood_osdre.runs import evaluate_run, train_run
 from ood_osdre.sections import EvaluationConfig
 from ood_osdre.training.build import build_ratio
-from ood_osdre.training.trainer import Outcome
+from ood_osdre.training.run import Outcome
 
 SMALL = {
     "id": "digits",
     "benchmark": "digits",
     "network": {"width": 0.125, "depths": [1, 1, 1, 1], "stem_stride": 2},
     "training": {"steps": 4, "batch_size": 8, "warmup": 1, "eval_every": 2, "ema": 0.5},
-    "data": {"val_limit": 20, "flip": False},
+    "data": {"val_limit": 20, "flip": "none"},
     "objective": {"class_weight": 0.5},
 }
 CONFIG, CPU = Config.from_mapping(SMALL), torch.device("cpu")
@@ -187,8 +189,9 @@ def test_validation_matches_the_metrics_and_never_sees_test_sets(digits: Benchma
     assert len(far) == 3
     assert numbers["val_far"] == pytest.approx(np.mean(far))
     assert numbers["val_auroc"] == pytest.approx((numbers["val_near"] + np.mean(far)) / 2)
-    assert "held-out reference" in validation.describe()
-    assert "OOD VALIDATION" not in validation.describe()
+    for select in ("last", "val_auroc"):
+        assert "held-out reference" in validation.describe(select)
+        assert "OOD VALIDATION" not in validation.describe(select)
     for select in ("val_near", "val_far"):
         rule = validation.describe(select)
         assert f"largest validation AUROC {select}: " in rule
@@ -207,7 +210,8 @@ def test_validation_matches_the_metrics_and_never_sees_test_sets(digits: Benchma
 def test_ood_validation_lists_join_on_request_and_are_named(digits: BenchmarkData) -> None:
     _, near = digits.split_reference()
     validation = Validation(digits.id_val, near, PREPROCESS, limit=10, ood_val=near)
-    assert "OOD VALIDATION LISTS" in validation.describe()
+    for select in ("last", "val_auroc"):
+        assert "OOD VALIDATION LISTS" in validation.describe(select)
     assert set(validation.near) == {"near", "ood_val"}
 
 
@@ -221,12 +225,61 @@ def trained(
     return *train_run(CONFIG, digits, folder, CPU, progress=False), folder
 
 
+def test_the_last_step_is_kept_unless_another_is_asked_for(
+    digits: BenchmarkData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = iter([0.9, 0.1] * 2)
+    monkeypatch.setattr(Validation, "__call__", lambda *_: {"val_auroc": next(numbers)})
+    kept = {}
+    for select in ("last", "val_auroc"):
+        changes = {} if select == "last" else {"select": select}
+        config = CONFIG.replace(evaluation=CONFIG.evaluation.replace(**changes))
+        scorer, outcome, rule = train_run(config, digits, tmp_path / select, CPU, progress=False)
+        assert (f"{select} step" in rule) == (select == "last")
+        kept[select] = outcome.best["step"], scorer.score(digits.id_val.images[:9])
+    assert [step for step, _ in kept.values()] == [4, 2]
+    assert not np.allclose(*(scores for _, scores in kept.values()), rtol=1e-3)
+
+
+def test_held_out_id_images_train_nothing_and_are_those_whose_accuracy_is_told(
+    digits: BenchmarkData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size, held = len(digits.id_train), 100
+    rest, last = hold_out_id(digits.id_train, held)
+    assert last is not None
+    assert (len(rest), len(last)) == (size - held, held)
+    assert sorted([*rest.names, *last.names]) == sorted(digits.id_train.names)
+    assert set(last.labels) == set(range(5))
+    assert hold_out_id(digits.id_train, 0) == (digits.id_train, None)
+
+    seen: list[int] = []
+    batches = runs.ImageBatches
+    monkeypatch.setattr(
+        runs, "ImageBatches", lambda x, *args: (seen.append(len(x)), batches(x, *args))[1]
+    )
+    told = {}
+    for seed in (0, 1):
+        config = CONFIG.replace(
+            data=CONFIG.data.replace(hold_out_id=held),
+            training=CONFIG.training.replace(seed=seed),
+        )
+        scorer, outcome, _ = train_run(config, digits, tmp_path / str(seed), CPU, progress=False)
+        _, predicted = score_images(scorer.ratio, last.images, scorer.preprocess)
+        assert predicted is not None
+        told[seed] = outcome.best["val_accuracy"], np.mean(predicted == last.labels)
+    assert seen == [size - held] * 2
+    for accuracy, expected in told.values():
+        assert accuracy == pytest.approx(expected)
+
+    with pytest.raises(UserError, match=f"hold_out_id: got {size}, expected less than {size}"):
+        hold_out_id(digits.id_train, size)
+
+
 def test_a_run_leaves_its_folder_and_the_model_scores_alike(
     trained: tuple[Scorer, Outcome, str, Path], small: BenchmarkData
 ) -> None:
     scorer, outcome, selection, folder = trained
     table = evaluate_run(scorer, small, CONFIG, folder, selection, outcome, progress=False)
-
     names = {p.name for p in folder.iterdir()}
     assert {"metrics.csv", "metrics.md", "scores.npz", "score_density.png", "run.json"} <= names
     assert (folder / "score_density.png").read_bytes().startswith(b"\x89PNG")
@@ -237,6 +290,7 @@ def test_a_run_leaves_its_folder_and_the_model_scores_alike(
     assert [h["step"] for h in record["validation"]["history"]] == [2, 4]
     assert record["data"]["checksums"]
     assert record["results"]["evaluations"] == 1
+    assert record["results"]["amp"] == "none"
 
     scores = read_scores(folder / "scores.npz")
     metrics = scores.metrics()

@@ -28,7 +28,7 @@ def float32() -> None:
 
 def make(class_weight: float = 0.5, **options: object) -> Scorer:
     objective = {"class_weight": class_weight, **options.pop("objective", {})}  # type: ignore
-    config = Config.from_mapping({"network": NETWORK, "objective": objective, **options})
+    config = Config.from_mapping({"network": NETWORK, **options, "objective": objective})
     ratio = build_ratio(config, 10).eval()
     for p in ratio.parameters():
         if p.ndim > 1:
@@ -50,11 +50,18 @@ def test_a_program_gives_the_scores_of_the_scorer(tmp_path: Path, classes: bool)
         )
 
 
-@pytest.mark.parametrize("estimator", ["one_step", pytest.param("direct", marks=pytest.mark.slow)])
-def test_an_onnx_file_gives_the_scores_of_the_scorer(tmp_path: Path, estimator: str) -> None:
+SPEED = {"network": {"kind": "speed", "width": 0.25}}
+
+
+@pytest.mark.parametrize(
+    "options", [{}, SPEED, pytest.param({"estimator": "direct"}, marks=pytest.mark.slow)]
+)
+def test_an_onnx_file_gives_the_scores_of_the_scorer(
+    tmp_path: Path, options: dict[str, object]
+) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
-    scorer, path = make(estimator=estimator), tmp_path / "scorer.onnx"
+    scorer, path = make(**options), tmp_path / "scorer.onnx"
     assert export_scorer(scorer, path) <= export.TOLERANCE
     assert [p.name for p in tmp_path.iterdir()] == ["scorer.onnx"]
     session = onnxruntime.InferenceSession(path)

@@ -21,7 +21,7 @@ OUTER = {"plugin", "tasks"}
 ORDER = (
     "plugin tasks | cli | runs export | detectors | evaluation | training | objectives | models"
 )
-ORDER += " | paths data | config | sections | options resources files | errors"
+ORDER += " | paths data | config | sections | resources | options files | errors"
 # What commands need before they know what to do.
 TORCH_FREE = ["", "cli", "config", "errors", "files", "options", "resources", "sections"]
 TORCH_FREE += ["data.__main__", "data.manifests", "training.run"]
@@ -159,10 +159,10 @@ def test_what_a_fresh_interpreter_loads() -> None:
     r"""One interpreter imports the modules one after the other and tells what came with each."""
     code = """
 import importlib, json, sys
-loaded = {}
+loaded, heavy = {}, {"torch", "torchvision", "timm", "sklearn", "pydantic", "yaml"}
 for name in sys.argv[1:]:
     importlib.import_module(f"ood_osdre.{name}".rstrip("."))
-    loaded[name] = sorted({"torch", "torchvision", "timm", "pydantic", "yaml"} & set(sys.modules))
+    loaded[name] = sorted(heavy & set(sys.modules))
 import ood_osdre
 assert set(ood_osdre.__all__) <= set(dir(ood_osdre))
 ood_osdre.Config, ood_osdre.UserError, ood_osdre.ood_metrics

@@ -1,12 +1,19 @@
-r"""Tests of the networks of coefficients: sizes, cells that add up, and a start at zero."""
+r"""Tests of the networks: sizes, cells that add up, a start at zero, orthonormal features."""
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from ood_osdre.errors import UserError
 from ood_osdre.models.bases import RBFBasis
-from ood_osdre.models.networks import MLP, CoefficientNetwork, ResNetBackbone, check_inputs
+from ood_osdre.models.networks import (
+    MLP,
+    CoefficientNetwork,
+    QuadraticFeatures,
+    ResNetBackbone,
+    check_inputs,
+)
 from ood_osdre.models.ratio import OneStepRatio
 
 NORM_LAYERS = {"batch": nn.BatchNorm2d, "group": nn.GroupNorm}
@@ -129,3 +136,25 @@ def test_batches_unlike_those_of_training_are_refused(x: Tensor, found: str) -> 
     with pytest.raises(TypeError, match="x: got ndarray, expected a tensor"):
         check_inputs(x.numpy(), None)
     assert check_inputs(torch.zeros(2, 3, 4, 4), (3, 4, 4)).shape == (2, 3, 4, 4)
+
+
+def test_quadratic_features_are_orthonormal_under_the_standard_normal() -> None:
+    x, w = np.polynomial.hermite_e.hermegauss(4)
+    grid = torch.cartesian_prod(*[torch.as_tensor(x)] * 3)
+    weights = torch.cartesian_prod(*[torch.as_tensor(w / w.sum())] * 3).prod(dim=1)
+    features = QuadraticFeatures(3)
+    values = features(grid)
+
+    assert values.shape == (64, features.features) == (64, 9)
+    gram = values.T @ (weights[:, None] * values)
+    assert torch.allclose(gram, torch.eye(9), atol=1e-12)
+    assert torch.allclose(weights @ values, torch.zeros(9), atol=1e-12)
+
+
+def test_block_features_couple_coordinates_of_a_block_only() -> None:
+    x = torch.randn(5, 5)
+    values = QuadraticFeatures(5, block=2)(x)
+
+    assert values.shape == (5, 12)
+    assert torch.allclose(values[:, 10:], torch.stack([x[:, 0] * x[:, 1], x[:, 2] * x[:, 3]], 1))
+    assert QuadraticFeatures(4, block=1).features == 8

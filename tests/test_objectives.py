@@ -208,6 +208,10 @@ def test_terms_at_the_ends_are_their_formulas() -> None:
         Shrinkage: (f_0**2 + f_1**2) / 2,
         EndPointLoss: nn.functional.softplus(f_0) + nn.functional.softplus(-f_1),
     }
+    # A tenth of the target is spread over the four classes.
+    smoothed = Objective({"x": (1.0, ClassLoss(path, smoothing=0.1))})(ratio, batch)["x"]
+    spread = 0.9 * expected[ClassLoss] - 0.1 * log_p_1.mean(dim=1)
+    torch.testing.assert_close(smoothed, spread)
     for term, loss in expected.items():
         torch.testing.assert_close(Objective({"x": (1.0, term(path))})(ratio, batch)["x"], loss)
 

@@ -1,9 +1,11 @@
 r"""Laws of the schedules and the Gaussian paths: rates, conditional time scores, their variance."""
 
 import itertools
+import json
 import math
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -337,6 +339,26 @@ def test_kumaraswamy_matches_the_textbook_mixture(kind: str) -> None:
     assert (a > m).all()
     assert (b > 2).all()
     torch.testing.assert_close(w.sum(), torch.ones(()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_numbers_of_a_path_are_those_it_is_made_of(kind: str) -> None:
+    path = GaussianPath(scrambled(KumaraswamySchedule(3, kind)), DDBINoise(0.3, 0.05, True))
+    with torch.no_grad():
+        path.noise.log_gamma2.add_(1.0)
+    n, t = path.numbers(), np.linspace(0, 1, 9)
+    order = 1 if kind == "affine" else 2
+
+    first, *rest = n["weights"]
+    alpha = first * (1 - t**order)
+    alpha += sum(w * (1 - t**a) ** b for w, a, b in zip(rest, n["a"], n["b"], strict=True))
+    rates = path.rates(torch.as_tensor(t))
+    assert np.allclose(rates.alpha.detach(), alpha)
+    floor = (rates.alpha**2 + rates.beta**2).detach().numpy() * n["eps"]
+    assert np.allclose(rates.v.detach(), n["gamma2"] * t * (1 - t) + floor)
+    assert json.loads(json.dumps(n)) == n
+    fixed = GaussianPath(LinearSchedule(), DequantisationNoise(0.1))
+    assert fixed.numbers() == {"eps": 0.1}
 
 
 @pytest.mark.parametrize("kind", KINDS)

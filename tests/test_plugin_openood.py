@@ -34,6 +34,7 @@ from ood_osdre.detectors.feature_ratio import FeatureRatio
 from ood_osdre.detectors.scorer import load_scorer
 from ood_osdre.errors import UserError
 from ood_osdre.evaluation.metrics import ood_metrics
+from ood_osdre.models import SpeedBackbone
 from ood_osdre.models.baselines import Classifier
 from ood_osdre.models.networks import MLP
 from ood_osdre.plugin.openood import (
@@ -515,11 +516,24 @@ def test_id_and_reference_are_augmented_alike(tmp_path: Path) -> None:
 
 def test_every_reference_image_has_its_turn(tmp_path: Path) -> None:
     loaders, uneven = HostLoaders(batch_size=24), HostLoaders(batch_size=5)
-    config = host_config(tmp_path, data={"flip": False, "crop": 0})
+    config = host_config(tmp_path, data={"flip": "none", "crop": 0})
     trainer = OSDRETrainer(small_net(), loaders.id["train"], uneven.reference, config)
     for batch in [trainer.batches(step) for step in range(2)]:
         assert torch.allclose(batch.x_0, images(loaders.reference, "data_aux"), atol=1e-5)
         assert torch.allclose(batch.x_1, images(loaders.id["train"], "data_aux"), atol=1e-5)
+
+
+def test_a_network_that_whitens_sees_the_first_images_of_both_loaders(tmp_path: Path) -> None:
+    loaders = HostLoaders(batch_size=24)
+    net = small_net(network={"kind": "speed", "width": 0.125})
+    trainer = OSDRETrainer(net, loaders.id["train"], loaders.reference, host_config(tmp_path))
+    backbone = net.ratio.network.backbone
+    assert backbone.is_prepared
+    ends = [images(loader, "data_aux") for loader in (loaders.reference, loaders.id["train"])]
+    fresh = SpeedBackbone(0.125)
+    fresh.prepare(torch.cat(ends))
+    assert torch.equal(backbone.whitening, fresh.whitening)
+    assert trainer.train_epoch(1)[1]["loss"] > 0
 
 
 def test_trainer_refuses_what_it_cannot_train(

@@ -150,8 +150,9 @@ def test_a_bare_ratio_takes_network_inputs(fitted: OneStepDetector) -> None:
     assert bare.fit([]) is bare
     with pytest.raises(UserError, match=r"expected pixels in \[0, 1\]"):
         whole.predict(normalised)
-    with pytest.raises(AssertionError, match="got Linear"):
-        plugin.OneStepRatioDetector(nn.Linear(1, 1))
+    for model, found in ((nn.Linear(1, 1), "got Linear"), ("runs/digits", "got 'runs/digits'")):
+        with pytest.raises(UserError, match=f"model: {found}.*load_scorer"):
+            plugin.OneStepRatioDetector(model)
 
 
 @pytest.mark.parametrize("kind", ["whole", "head"])
@@ -220,6 +221,8 @@ def test_both_sides_are_needed(label: int) -> None:
         detector.fit([(torch.rand(10, 3, 32, 32), y)])
     with pytest.raises(ValueError, match="0 of 0 labels are below 0"):
         detector.fit([])
+    with pytest.raises(UserError, match=r"shapes \[\(3, 16, 16\), \(3, 32, 32\)\], expected one"):
+        detector.fit([(torch.rand(2, 3, n, n), torch.tensor([0, -1])) for n in (32, 16)])
 
 
 @pytest.fixture

@@ -17,10 +17,10 @@ from torch.nn import functional as F
 from ood_osdre.cli import FAILED, UNFINISHED, main, parser, read_config, with_seed
 from ood_osdre.config import Config
 from ood_osdre.data import BenchmarkData, load_digits_benchmark
+from ood_osdre.data.sets import hold_out_id
 from ood_osdre.data.transforms import Preprocess
 from ood_osdre.detectors import Scorer, TrainedModel, load_scorer, read_classifier
 from ood_osdre.detectors import feature_head as heads
-from ood_osdre.detectors.feature_head import empty_ratio
 from ood_osdre.errors import UserError
 from ood_osdre.evaluation.scores import read_scores
 from ood_osdre.export import TOLERANCE, export_scorer
@@ -29,12 +29,14 @@ from ood_osdre.models import (
     FoldedRatio,
     RepresentationRatio,
     ResNetBackbone,
+    WhitenedRatio,
     classifier_features,
     whitening_of,
 )
 from ood_osdre.plugin.openood import OSDRENet, OSDREPostprocessor
 from ood_osdre.runs import train_run
 from ood_osdre.training import checkpoint as checkpoints
+from ood_osdre.training.build import build_head
 from ood_osdre.training.run import HEAD, MODEL_FILE
 
 CPU = torch.device("cpu")
@@ -45,7 +47,7 @@ BASE = {
     "estimator": "classifier",
     "network": NETWORK,
     "objective": {"endpoint": 0.0, "class_weight": 1.0},
-    "data": {"flip": False, "train_limit": 60, "reference_limit": 50, "val_limit": 10},
+    "data": {"flip": "none", "train_limit": 60, "reference_limit": 50, "val_limit": 10},
     "training": {"steps": 2, "batch_size": 8, "warmup": 1, "checkpoint_every": 1},
 }
 SMALL_HEAD = {
@@ -89,9 +91,8 @@ def representation(layers: tuple[str, ...] = (), **head: object) -> Representati
         classifier_features(classifier, torch.randn(40, 3, 16, 16) + shift, layers).features
         for shift in (0.0, 0.5)
     )
-    ratio = empty_ratio(config.head, x_1.shape[1], 6)
-    randomised(ratio)
-    ratio.whitening = whitening_of(x_1.detach(), x_0.detach(), 6)
+    whitening = whitening_of(x_1.detach(), x_0.detach(), 6)
+    ratio = WhitenedRatio(whitening, randomised(build_head(config.head, 6)))
     return RepresentationRatio(classifier, ratio, layers).eval()
 
 
@@ -197,7 +198,7 @@ def test_every_stage_stops_for_the_budget_and_resumes_to_the_same_weights(
             break
     assert reasons[0] == "time budget, training the classifier"
     assert reasons[-2:] == ["time budget, training the head", "finished"]
-    assert "head: the last step; classifier: largest validation AUROC" in rule
+    assert "head: the last step; classifier: the averaged weights of the last step" in rule
     assert digest(tmp_path) == digest(finished)
     assert outcome.seconds > 0
 
@@ -341,6 +342,21 @@ def test_hosts_score_by_the_model_as_it_is(finished: Path, digits: BenchmarkData
         pixels = torch.as_tensor(digits.id_test.images[:12]).permute(0, 3, 1, 2) / 255
         found = plugin.OneStepRatioDetector(scorer).predict(pixels)
         assert torch.allclose(-found, expected.score, atol=1e-5)
+
+
+def test_features_come_from_the_images_that_are_asked_for(digits: BenchmarkData) -> None:
+    data = {**BASE["data"], "train_limit": None, "hold_out_id": 40, "broaden": 0.5, "mixture": 0.2}
+    model, shares = representation().classifier, []
+    for id_from in ("train", "held_out"):
+        head = {**SMALL_HEAD, "id_from": id_from}
+        config = Config.from_mapping({**BASE, "data": data, "head": head})
+        images = heads.HeadData(config, config.head, digits)
+        expected = hold_out_id(digits.id_train, 40)[id_from == "held_out"]
+        np.testing.assert_array_equal(images.id_images.images, expected.images)
+        (x_1, x_0), stopped = images.features(model, Preprocess([0.3] * 3, [0.3] * 3))
+        assert (len(x_1), len(x_0), stopped) == (len(expected), 50, "")
+        shares.append(sum(bool((x == x_1).all(dim=1).any()) for x in x_0) / 50)
+    assert shares == [0.2, 0.2]  # of the reference are ID images
 
 
 def test_limits_and_seeds_reach_the_head(tmp_path: Path) -> None:

@@ -65,6 +65,75 @@ def test_partial_means_never_have_the_full_name() -> None:
     assert list(MetricsTable.of({"far": {"mnist": C}}, "t").rows) == ["mnist", "farood", "all"]
 
 
+NEAR = {"cifar100": A, "held": B, "tin": C}
+PARTS = {"held": "cifar100"}
+TINY = {"cifar100": "held"}
+FAR = {"mnist": A}
+REST = "the reference holds classes of this set; "
+
+
+@pytest.mark.parametrize(
+    ("overlaps", "mark", "near", "note"),
+    [
+        (TINY, " (in reference)", (B, C), REST + "the means count held, its part without them."),
+        ({}, "", (A, C), "held: a part of cifar100; only near_held counts it, in place of"),
+    ],
+)
+def test_a_companion_counts_where_the_reference_holds_classes_of_its_set(
+    overlaps: dict, mark: str, near: tuple, note: str, tmp_path: Path
+) -> None:
+    tables = [
+        MetricsTable.of(
+            {"near": NEAR, "far": FAR}, "t", counts={"cifar100": 9}, overlaps=overlaps, parts=PARTS
+        )
+    ] * 2
+    table = aggregate(tables)
+    whole = f"cifar100{mark}"
+    means = ["nearood", "near_held", "mnist", "farood", "all"]
+    assert list(table.rows) == [whole, "held", "tin", *means]
+    assert table.roles["near_held"] == "near"
+    assert table.mean("nearood") == pytest.approx(average(*near))
+    assert table.mean("near_held") == pytest.approx(average(B, C))  # whatever the reference
+    assert table.mean("all") == pytest.approx(average(*near, A))
+    for text in (table.to_terminal(), table.to_markdown()):
+        assert note in text
+        assert text.count("(in reference)") == 2 * bool(overlaps)  # the row and its note
+    table.to_csv(tmp_path / "metrics.csv")
+    with open(tmp_path / "metrics.csv", newline="") as file:
+        rows = {row["set"]: row for row in csv.DictReader(file)}
+    assert rows[whole]["images"] == "9"
+    assert float(rows["near_held"]["AUROC"]) == pytest.approx(50 * (B.auroc + C.auroc))
+
+
+def test_means_say_what_they_lack_without_a_companion() -> None:
+    def rows(overlaps: dict, near: dict, absent: tuple = (), parts: dict | None = None) -> dict:
+        return MetricsTable.of(
+            {"near": near, "far": FAR}, "t", {"near": absent}, overlaps=overlaps, parts=parts
+        ).rows
+
+    alone = rows({"cifar100": None}, {"cifar100": A, "tin": C})
+    near, everything = "nearood (partial: cifar100 in reference)", "all (partial: cifar100 in"
+    assert list(alone)[:3] == ["cifar100 (in reference)", "tin", near]
+    assert list(alone)[-1].startswith(everything)
+    assert alone[near][0] == pytest.approx(C)
+    # Both reasons; an absent set is lacking only where it would count.
+    both = rows({"cifar100": None}, {"cifar100": A, "tin": C}, ("far",))
+    assert "nearood (partial: far absent; cifar100 in reference)" in both
+    assert "nearood (partial: held absent)" in rows(TINY, {"tin": C}, ("cifar100", "held"), PARTS)
+    plain = rows({}, {"cifar100": A, "tin": C}, ("held",), PARTS)
+    assert {"nearood", "near_held (partial: held absent)"} <= plain.keys()
+    # Nothing is left to take a mean of.
+    assert list(rows({"tin": None}, {"tin": C})) == [
+        "tin (in reference)", "mnist", "farood", "all (partial: tin in reference)"
+    ]  # fmt: skip
+
+
+def test_runs_with_and_without_such_a_reference_are_not_joined() -> None:
+    tables = [MetricsTable.of({"near": NEAR}, "t", overlaps=o, parts=PARTS) for o in (TINY, {})]
+    with pytest.raises(UserError, match="rows differ"):
+        aggregate(tables)
+
+
 @pytest.mark.parametrize(
     ("metrics", "found"),
     [
@@ -72,6 +141,7 @@ def test_partial_means_never_have_the_full_name() -> None:
         ({"near": {"tin": A}, "far": {"tin": B}}, "'tin'.*'tin'"),
         ({"near": {"nearood": A}}, "nearood"),
         ({"far": {"all": A}}, "all"),
+        ({"near": {"near_held": A}}, "near_held"),
         ({"near": {}, "far": {}}, r"near: \[\], far: \[\]"),
     ],
 )

@@ -87,7 +87,21 @@ def test_values_are_refused_by_the_parser(
         ("mi --methods ksg os-dre ksg", "--methods: got ksg twice"),
         ("mi --suite gaussian --methods ksg", "--methods: got 'ksg' with --suite gaussian"),
         ("mi --suite pathological --dims 40", "--dims: got --suite pathological, expected gauss"),
+        ("mi --suite pathological --backbones mlp", "--backbones: got --suite pathological"),
         ("density --sets moons moons", "--sets: got moons twice"),
+        ("density --sets moon", "--sets: got 'moon'"),
+        (
+            "density --methods nwj",
+            "--methods: got 'nwj' with --suite planar, expected some of os-dre",
+        ),
+        (
+            "density --suite images --methods d3re",
+            "--methods: got 'd3re' for the images digits",
+        ),
+        ("density --suite images --sets mnist", "benchmark_imglist/cifar10/test_mnist.txt: "),
+        ("density --suite tabular --sets rocks", "--sets: got 'rocks'"),
+        ("density --suite tabular --sets power", "power/data.npy: is absent"),
+        ("density --suite tabular --methods flow", "--methods: got 'flow'"),
         ("density --suite tabular --sets a/x.csv b/x.csv", "a/x.csv: is absent"),
         ("density --suite images --whiten", "--whiten: got --suite images, expected tabular"),
         (

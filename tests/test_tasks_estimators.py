@@ -10,11 +10,11 @@ from torch import Generator, Tensor, nn
 from ood_osdre.models.bases import KERNELS, RBFBasis
 from ood_osdre.models.networks import QuadraticFeatures
 from ood_osdre.models.ratio import Prediction, RatioModel
-from ood_osdre.objectives.base import Batch
-from ood_osdre.objectives.endpoint import DonskerVaradhan
+from ood_osdre.objectives import Batch, EndPointLoss
 from ood_osdre.paths.quadrature import composite_rule
 from ood_osdre.tasks.features import OrthonormalBasis, TimeConditionedFeatures
 from ood_osdre.tasks.fit import METHODS, FitOptions, RatioFit, divergence, fit_ratio
+from ood_osdre.tasks.gaussians import GaussianPair
 from ood_osdre.tasks.rows import Affine
 
 QUICK = FitOptions(steps=100, batch_size=256, lr=0.1, backbone="quadratic", size=8, evaluations=8)
@@ -24,28 +24,6 @@ def shifted(n: int, generator: Generator) -> tuple[Tensor, Tensor]:
     r"""Draws N(0, I) and N((1, 0), I), whose log-ratio is x_1 - 1/2."""
     x = torch.randn(2, n, 2, generator=generator)
     return x[0], x[1] + torch.tensor([1.0, 0.0])
-
-
-def test_quadratic_features_are_orthonormal_under_the_standard_normal() -> None:
-    x, w = np.polynomial.hermite_e.hermegauss(4)
-    grid = torch.cartesian_prod(*[torch.as_tensor(x)] * 3)
-    weights = torch.cartesian_prod(*[torch.as_tensor(w / w.sum())] * 3).prod(dim=1)
-    features = QuadraticFeatures(3)
-    values = features(grid)
-
-    assert values.shape == (64, features.features) == (64, 9)
-    gram = values.T @ (weights[:, None] * values)
-    assert torch.allclose(gram, torch.eye(9), atol=1e-12)
-    assert torch.allclose(weights @ values, torch.zeros(9), atol=1e-12)
-
-
-def test_block_features_couple_coordinates_of_a_block_only() -> None:
-    x = torch.randn(5, 5)
-    values = QuadraticFeatures(5, block=2)(x)
-
-    assert values.shape == (5, 12)
-    assert torch.allclose(values[:, 10:], torch.stack([x[:, 0] * x[:, 1], x[:, 2] * x[:, 3]], 1))
-    assert QuadraticFeatures(4, block=1).features == 8
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -100,6 +78,46 @@ def test_every_method_learns_a_shift(method: str) -> None:
     assert torch.corrcoef(torch.stack([estimate, truth]))[0, 1] > 0.9
     assert fit.seconds > 0
     assert fit.parameters > 0
+
+
+def projected(pair: GaussianPair, rows: Tensor) -> GaussianPair:
+    r"""Returns the distributions of the features A x, for orthonormal rows A."""
+    return GaussianPair("features", rows @ pair.mean, rows @ pair.covariance @ rows.T)
+
+
+def test_the_ratio_of_features_is_the_mean_of_the_ratio_given_them() -> None:
+    rotation = torch.linalg.qr(torch.randn(3, 3))[0]
+    rows, hidden = rotation[:2], rotation[2]
+    root = torch.eye(3) + 0.3 * torch.randn(3, 3)
+    pair = GaussianPair("points", 0.5 * torch.randn(3), root @ root.T)
+    features = torch.randn(7, 2)
+
+    # Under p_0 = N(0, I), what the features leave open is N(0, 1) along the hidden direction.
+    z, w = (torch.as_tensor(a) for a in np.polynomial.hermite_e.hermegauss(80))
+    x = (features @ rows)[:, None] + z[:, None] * hidden
+    mean = pair.log_ratio(x.flatten(0, 1)).exp().reshape(7, -1) @ (w / w.sum())
+    torch.testing.assert_close(projected(pair, rows).log_ratio(features), mean.log())
+
+
+def test_features_lose_divergence_unless_they_are_sufficient() -> None:
+    rows, eye = torch.eye(3)[:2], torch.eye(3)
+    seen, unseen = torch.tensor([1.0, -0.5, 0.0]), torch.tensor([0.0, 0.0, 1.5])
+    narrow = torch.diag(torch.tensor([0.4, 2.0, 1.0]))
+    sufficient = GaussianPair("points", seen, narrow)
+    assert projected(sufficient, rows).divergence == pytest.approx(sufficient.divergence)
+    assert projected(GaussianPair("points", unseen, eye), rows).divergence == pytest.approx(0)
+
+    # A fit on features finds theirs, 0.625 of 1.75 nats.
+    pair = GaussianPair("points", seen + unseen, eye)
+
+    def draw(n: int, generator: Generator) -> tuple[Tensor, Tensor]:
+        x_0, x_1 = pair.draw_pairs(n, generator)
+        return x_0 @ rows.T, x_1 @ rows.T
+
+    held_out = draw(20_000, Generator().manual_seed(1))
+    found = divergence(fit_ratio("os-dre", draw, 2, QUICK), *held_out)
+    assert found == pytest.approx(projected(pair, rows).divergence, abs=0.06)
+    assert pair.divergence == pytest.approx(1.75)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -257,7 +275,7 @@ def test_the_loss_of_mine_ignores_constants() -> None:
     for constant in (0.0, 2.0):
         model = Fixed(constant)
         at = {name: model.outputs(p) for name, p in (("x_0", x[0]), ("x_1", x[1]))}
-        losses.append(DonskerVaradhan(clean=True).loss(model, draw, at).mean())
+        losses.append(EndPointLoss(loss="mine", clean=True).loss(model, draw, at).mean())
     bound = (x[1] - 0.5).mean() - (x[0] - 0.5).exp().mean().log()
 
     assert torch.allclose(losses[0], losses[1])

@@ -110,6 +110,8 @@ def test_rows_are_checked_where_they_come_in(edge: str, values: object, message:
         ("information of y", np.c_[Y, -(X**3)], "a decreasing function of column 1 .* infinite"),
         ("neighbours", X[1:], "got 399 and 400 rows"),
         ("reference", X[:199], "199"),
+        ("reference", np.ones(400), "column 0 is constant"),
+        ("window", np.ones(400), "column 0 is constant"),
         ("window", X[:199], "199"),
         ("window", np.c_[X, Y], r"got shape \(400, 2\); .* \(n, 1\)"),
         ("calibration", X[:49], "49"),
@@ -129,7 +131,9 @@ def test_rows_that_do_not_serve(edge: str, values: object, message: str) -> None
         (lambda: mutual_information(X, Y, level=math.nan), "level: got nan"),
         (lambda: mutual_information(X, Y, options=3), "options: got 3"),
         (lambda: mutual_information(X, Y, options={"batch": 7}), "options: unknown key 'batch'"),
-        (lambda: mutual_information(X, Y, None), "method: got None"),
+        (lambda: mutual_information(X, Y, level="0.9"), "level: got '0.9'"),
+        (lambda: mutual_information(X, Y, None), "method: got null"),
+        (lambda: mutual_information(X, Y, X), "method: got array"),
         # Their critics are no log-ratios.
         (lambda: mutual_information(X, Y, "infonce"), "method: .* expected one of os-dre,.* nwj"),
         (lambda: mutual_information(X, Y, "mine"), "method: got 'mine'"),
@@ -140,8 +144,15 @@ def test_rows_that_do_not_serve(edge: str, values: object, message: str) -> None
         (lambda: DriftMonitor(same, X, run_length=math.nan), "run_length .* got nan"),
         (lambda: DriftMonitor(same, X, run_length=math.inf), "run_length .* got inf"),
         (lambda: DriftMonitor(same, X, run_length=1), "run_length .* got 1"),
+        (lambda: DriftMonitor(same, X, run_length="9"), "run_length .* got '9'"),
         (lambda: DriftMonitor(same, X, window=0), "run_length and window: .* 0,"),
+        (lambda: DriftMonitor(same, X, window=2.5), "run_length and window: .* 2.5,"),
         (lambda: DriftMonitor(same, X).report(), "stream: got no inputs"),
+        (
+            lambda: DriftMonitor(lambda x: x[:150], X[:150]).update(X),
+            "stream: got 150 scores of 400 inputs",
+        ),
+        (lambda: KLTracker(1).update(X), "window: got points, but the tracker has no 'reference'"),
         # A detector may drop a mask, or make one.
         (lambda: DriftMonitor(np.asarray, np.ma.masked_less(X, 0)), "calibration: .* masked"),
         (
@@ -483,15 +494,3 @@ def test_rows_beyond_single_precision_have_no_density() -> None:
     density = fit_density(x, options={"steps": 2})
     with pytest.raises(UserError, match="x: 2 of 3 rows are too far from the data"):
         density.log_density(x[:3] * [[1e200], [1], [1e200]])
-
-
-def test_a_monitor_wants_a_score_of_every_input() -> None:
-    scores = np.random.default_rng(0).normal(size=300)
-    monitor = DriftMonitor(lambda x: x[: max(len(x) // 2, 150)], scores[:150])
-    with pytest.raises(UserError, match="stream: got 150 scores of 300 inputs"):
-        monitor.update(scores)
-
-
-def test_a_tracker_without_a_reference_takes_no_window() -> None:
-    with pytest.raises(UserError, match="window: got points, but the tracker has no 'reference'"):
-        KLTracker(2).update(np.zeros((300, 2)))

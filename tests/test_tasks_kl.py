@@ -273,7 +273,7 @@ def test_monitor_works_on_images_with_a_trained_detector(tmp_path: Path) -> None
         "benchmark": "digits",
         "network": {"width": 0.125, "depths": [1, 1, 1, 1], "stem_stride": 2},
         "training": {"steps": 40, "batch_size": 32, "warmup": 5, "eval_every": 40, "ema": 0.9},
-        "data": {"val_limit": 50, "flip": False},
+        "data": {"val_limit": 50, "flip": "none"},
     }
     data = load_digits_benchmark()
     scorer, outcome, _ = train_run(

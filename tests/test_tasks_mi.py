@@ -380,26 +380,6 @@ def test_command_writes_table_plot_and_record(
     assert "| gauss-0.9 | KSG |" in " ".join(capsys.readouterr().out.split())
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["mi", "--suite", "pathological", "--dims", "40"], "error: --dims: got --suite patho"),
-        (
-            ["mi", "--suite", "pathological", "--backbones", "mlp"],
-            "error: --backbones: got --suite pathological",
-        ),
-    ],
-)
-def test_command_says_what_is_wrong(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    assert main([*arguments, "--quiet", "--out", str(tmp_path)]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith(message)
-    assert error.count("\n") == 1
-    assert not list(tmp_path.iterdir())
-
-
 def test_help_does_not_wait_for_torch() -> None:
     code = """
 import sys

@@ -10,11 +10,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from scipy import integrate
 from torch import Tensor, nn
 
 import ood_osdre
+from ood_osdre.config import Config
+from ood_osdre.data.transforms import Standardise
 from ood_osdre.errors import UserError
 from ood_osdre.models.bases import RBFBasis
 from ood_osdre.models.networks import MLP, CoefficientNetwork, ResNetBackbone
@@ -31,11 +35,17 @@ from ood_osdre.paths.noises import DDBINoise
 from ood_osdre.paths.schedules import KumaraswamySchedule
 from ood_osdre.sections import TrainingConfig
 from ood_osdre.training import checkpoint as checkpoints
+from ood_osdre.training import optimisation
+from ood_osdre.training.batches import VectorBatches
+from ood_osdre.training.build import build_ratio, prepare_objective
+from ood_osdre.training.fit import fit
 from ood_osdre.training.optimisation import (
-    adamw,
-    autocast_dtype,
+    PATH_RATE,
     average_into,
+    build_optimizer,
+    faster_precision,
     learning_rate_factor,
+    settled_precision,
 )
 from ood_osdre.training.trainer import Trainer, distributed
 
@@ -315,13 +325,53 @@ def test_the_learning_rate_warms_up_and_ends_at_zero() -> None:
     assert all(a >= b for a, b in itertools.pairwise(rates[4:]))
 
 
+def test_a_linear_decay_is_a_trapezium_without_a_flat_top() -> None:
+    options = PEAKS.replace(decay="linear")
+    rates = [learning_rate_factor(s, options) for s in range(options.steps + 1)]
+    # Rises by fifths over the five steps of the warm-up, falls by 25ths over the 25 others.
+    assert rates[:6] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1, 1])
+    assert rates[5:] == pytest.approx([k / 25 for k in range(25, -1, -1)])
+    for warmup in (0, options.steps, 2 * options.steps):
+        one = options.replace(warmup=warmup)
+        rates = [learning_rate_factor(s, one) for s in range(one.steps + 1)]
+        assert 0.4 < max(rates) <= 1
+        assert min(rates) == rates[-1] == 0
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_sgd_is_nesterovs(tmp_path: Path, momentum: float) -> None:
+    sgd = {"optimizer": "sgd", "momentum": momentum, "weight_decay": 0.1, "clip": 0, "lr": 0.05}
+    options = OPTIONS.replace(steps=8, checkpoint_every=5, **sgd)
+    trainer = make(tmp_path / "part", options)
+    p = trainer.ratio.network.head.weight
+    theta, velocity = p.detach().clone(), torch.zeros_like(p)
+    for step in range(4):
+        trainer.step(batches(step))
+        gradient = p.grad + 0.1 * theta
+        velocity = momentum * velocity + gradient
+        rate = 0.05 * learning_rate_factor(step, options)
+        theta = theta - rate * (gradient + momentum * velocity)
+        torch.testing.assert_close(p.detach(), theta)
+
+    # Its state, a velocity or none, is in the checkpoint.
+    whole = make(tmp_path / "whole", options)
+    whole.run(progress=False)
+    part = make(tmp_path / "part", options)
+    part.batches = _raise_at(6)
+    with pytest.raises(KeyboardInterrupt):
+        part.run(progress=False)
+    resumed = make(tmp_path / "part", options, seed=1)
+    resumed.run(progress=False, resume=True)
+    assert_identical(whole, resumed)
+
+
 def test_only_weights_decay_and_every_parameter_is_trained_once() -> None:
     backbone = ResNetBackbone(0.125, (1, 1, 1, 1))
     network = CoefficientNetwork(backbone, backbone.features, 4, classes=3)
     ratio = OneStepRatio(network, RBFBasis(size=4))
     path = GaussianPath(KumaraswamySchedule(2), DDBINoise(0.1, 0.1, learnable=True))
     objective = Objective({"endpoint": (1.0, EndPointLoss(path))})
-    groups = adamw(ratio, objective, PEAKS).param_groups
+    groups = build_optimizer(ratio, objective, PEAKS).param_groups
 
     trained = [id(p) for g in groups for p in g["params"]]
     assert sorted(trained) == sorted(map(id, [*ratio.parameters(), *path.parameters()]))
@@ -330,8 +380,64 @@ def test_only_weights_decay_and_every_parameter_is_trained_once() -> None:
     for p in network.parameters():
         assert decay[id(p)] == (0.1 if p.ndim > 1 else 0.0)
         assert peak[id(p)] == 1e-2
-    assert all(decay[id(p)] == 0 and peak[id(p)] == 1e-2 for p in path.parameters())
+    assert all(decay[id(p)] == 0 and peak[id(p)] == PATH_RATE for p in path.parameters())
     assert all(decay[id(p)] == 0 and peak[id(p)] == 5e-3 for p in ratio.basis.parameters())
+
+
+def log_mean_variance(gamma2: float, eps: float, dim: int) -> float:
+    r"""Returns log ∫V of whitened ends and x_t = cos x_0 + sin x_1 + sqrt(v) z, by quadrature."""
+
+    def variance(t: float) -> float:
+        v, slope = gamma2 * t * (1 - t) + eps, gamma2 * (1 - 2 * t)
+        return dim / 2 * (slope / v) ** 2 + (math.pi / 2) ** 2 * dim / v
+
+    near_ends = [x for s in (eps, 10 * eps) for x in (s / gamma2, 1 - s / gamma2) if 0 < x < 1]
+    return math.log(integrate.quad(variance, 0, 1, points=near_ends, limit=500)[0])
+
+
+@pytest.mark.parametrize(
+    ("start", "eps", "least"), [(0.5, 0.001, 0.14), (0.01, 0.005, 0.27), (0.01, 0.05, 0.62)]
+)
+def test_the_bridge_comes_to_the_scale_of_whitened_data(
+    tmp_path: Path, start: float, eps: float, least: float
+) -> None:
+    torch.set_default_dtype(torch.float32)
+    n, dim = 512, 8
+    x_0, x_1 = torch.randn(2, n, dim)
+    # Exactly white: no mean, second moments of one.
+    x_0, x_1 = (n**0.5 * torch.linalg.qr(x - x.mean(dim=0))[0] for x in (x_0, x_1))
+    config = Config.from_mapping(
+        {
+            "network": {"kind": "mlp", "width": 1 / 16, "depths": [1]},
+            "path": {"gamma2": start, "eps": eps},
+            "objective": {"endpoint": 0, "conditional": 1, "path_variance": 1},
+            "training": TrainingConfig.short(200).to_dict(),
+        }
+    )
+    batches = VectorBatches(
+        x_1, torch.full((n,), -1), x_0, Standardise([0.0] * dim, [1.0] * dim), 32, seed=0
+    )
+    fitted = fit(
+        build_ratio(config, 0, dim),
+        lambda moments, model: prepare_objective(config, moments, model),
+        batches,
+        config.training,
+        folder=tmp_path,
+        progress=False,
+    )
+    path = fitted.outcome.learnt["path"]
+    assert path.keys() == {"gamma2", "eps"}
+    assert path["eps"] == eps
+    assert logged(tmp_path)[-1]["path"] == path
+
+    grid = np.geomspace(1e-3, 10, 61)
+    values = [log_mean_variance(g, eps, dim) for g in grid]
+    assert grid[np.argmin(values)] == pytest.approx(least, rel=0.15)
+    reached = log_mean_variance(path["gamma2"], eps, dim)
+    assert log_mean_variance(start, eps, dim) > min(values) + 0.01
+    assert reached < min(values) + math.log(1.1)
+    # The term's own quadrature agrees with this one.
+    assert logged(tmp_path)[-1]["loss_path_variance"] == pytest.approx(reached, abs=0.01)
 
 
 def test_the_average_holds_parameters_and_statistics_and_copies_counts() -> None:
@@ -347,7 +453,54 @@ def test_the_average_holds_parameters_and_statistics_and_copies_counts() -> None
         torch.testing.assert_close(value, expected[key])
 
 
-def test_automatic_precision_on_the_cpu_is_full() -> None:
-    cpu = torch.device("cpu")
-    types = [autocast_dtype(amp, cpu) for amp in ("auto", "none", "bf16", "fp16")]
-    assert types == [None, None, torch.bfloat16, torch.float16]
+def test_what_precisions_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+
+    def meant(device: torch.device) -> list[str]:
+        return [settled_precision(amp, device) for amp in ("auto", "none", "bf16", "fp16")]
+
+    assert meant(cpu) == ["none", "none", "bf16", "fp16"]
+    monkeypatch.setattr(optimisation, "_has_bf16_instructions", lambda: True)
+    assert meant(cpu)[0] == ""
+    for has, name in ((True, "bf16"), (False, "fp16")):
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda has=has: has)
+        assert meant(cuda) == [name, "none", "bf16", "fp16"]
+
+
+@pytest.mark.parametrize(
+    ("half", "chosen", "steps"),
+    [(0.8, "bf16", 12), (0.95, "none", 12), (2.0, "none", 12), (30.0, "none", 4)],
+)
+def test_bf16_is_taken_where_it_is_a_tenth_faster(
+    half: float, chosen: str, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, taken = [0.0], []
+
+    def step(amp: str) -> None:
+        taken.append(amp)
+        # The first of single precision is slow, and one of the others in bf16.
+        delay = 50.0 if len(taken) in (1, 6) and steps == 12 else 0.0
+        clock[0] += {"none": 1.0, "bf16": half}[amp] + delay
+
+    monkeypatch.setattr(optimisation, "TRIAL_SECONDS", 1e3 if steps == 12 else 20.0)
+    monkeypatch.setattr(optimisation, "perf_counter", lambda: clock[0])
+    assert faster_precision(step) == chosen
+    assert taken == ["none", "bf16"] * (steps // 2)
+
+
+def test_the_first_process_chooses_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optimisation, "_has_bf16_instructions", lambda: True)
+    trainer = make()
+    monkeypatch.setattr(distributed, "is_first", lambda: False)
+    monkeypatch.setattr(distributed, "from_first", lambda value: value or "bf16")
+    trainer.step(batches(0))
+    assert trainer.outcome.amp == "bf16"
+    assert trainer.autocast.fast_dtype == torch.bfloat16
+
+
+def test_vectors_stay_in_single_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optimisation, "_has_bf16_instructions", lambda: True)
+    trainer = make()
+    assert trainer.outcome.amp == ""
+    trainer.step(batches(0))
+    assert trainer.outcome.amp == "none"

@@ -9,12 +9,13 @@ __all__ = [
     "ImageSet",
     "Manifest",
     "SetSpec",
+    "choose_benchmark",
     "hold_out_reference",
     "load_benchmark",
     "load_digits_benchmark",
     "load_manifest",
 ]
 
-from .benchmark import BenchmarkData, load_benchmark, load_digits_benchmark
+from .benchmark import BenchmarkData, choose_benchmark, load_benchmark, load_digits_benchmark
 from .manifests import Manifest, SetSpec, load_manifest
 from .sets import ImageSet, hold_out_reference

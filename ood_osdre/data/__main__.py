@@ -21,7 +21,7 @@ from ..errors import UserError, exit_status
 from .builtin import load_digits_sets
 from .images import decode_all
 from .manifests import BENCHMARKS, Manifest, benchmark_names, load_manifest
-from .status import SetStatus, can_run, find_reference, inspect, runnable
+from .status import SetStatus, can_run, find_reference, inspect, lacking, runnable
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,7 +32,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     r"""Checks the sets of a benchmark, getting what lacks if asked to, and prints the report."""
-    manifest = load_manifest(args.benchmark or BENCHMARKS.get(args.id, "openood"), args.id)
+    known = (args.benchmark,) if args.benchmark else BENCHMARKS.get(args.id, ("openood",))
+    manifests = [load_manifest(name, args.id) for name in known]
+    # Of several, the one that the command would take; if it would take none, the first.
+    is_whole = [len(known) == 1 or not lacking(m, args.data_root) for m in manifests]
+    manifest = manifests[is_whole.index(True) if any(is_whole) else 0]
     statuses = check(manifest, args.data_root, args.reference)
     if args.download:
         from .download import download
@@ -116,7 +120,7 @@ def _report(
             s.state,
             s.found,
             "?" if s.expected is None else s.expected,
-            s.path if manifest.is_embedded else os.path.realpath(s.path),
+            s.path if s.spec.list is None else os.path.realpath(s.path),
         )
         for s in statuses
     ]

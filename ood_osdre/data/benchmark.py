@@ -1,10 +1,10 @@
 r"""Loads a benchmark: those of its sets that are whole on disk.
 
-Every ID set must have the classes of training. Sets that share images, and a reference that
-shares classes with a set of the table, are warned of.
+Every ID set must have the classes of training. Sets that share images, and a reference that holds
+classes of a near set without a companion, are warned of.
 """
 
-__all__ = ["BenchmarkData", "load_benchmark", "load_digits_benchmark"]
+__all__ = ["BenchmarkData", "choose_benchmark", "load_benchmark", "load_digits_benchmark"]
 
 import hashlib
 import logging
@@ -20,15 +20,17 @@ from PIL import Image
 
 from ..errors import UserError
 from ..files import map_array, stat
-from .builtin import load_digits_sets
+from .builtin import load_digits_sets, synthetic_ood
 from .images import cached_array, decode_all, square
-from .manifests import Manifest, load_manifest
+from .manifests import BENCHMARKS, Manifest, SetSpec, load_manifest
 from .sets import ImageSet, count_shared, fingerprints, hold_out_reference
-from .status import REQUIRED, SetStatus, find_reference, inspect, runnable
+from .status import REQUIRED, SetStatus, find_reference, inspect, lacking, runnable
 
 CACHE = ".ood_osdre_cache"
 # Sets of these roles must share no image with any other set. OOD sets may.
 EXCLUSIVE = {"id_train", "id_val", "id_test", "reference"}
+# The seed of the synthetic sets of a table; those of validation have 0.
+SYNTHETIC_SEED = 1
 
 log = logging.getLogger(__name__)
 
@@ -75,11 +77,41 @@ class BenchmarkData:
             for role in ("near", "far")
         }
 
-    def split_reference(self, seed: int = 0) -> tuple[ImageSet, ImageSet]:
+    def split_reference(self) -> tuple[ImageSet, ImageSet]:
         r"""Holds out the classes that the manifest names, as :func:`hold_out_reference` does."""
         groups = set(self.reference.groups)
         held = [c for c in self.manifest.hold_out if c in groups]
-        return hold_out_reference(self.reference, held or 10, seed=seed)
+        return hold_out_reference(self.reference, held or 10)
+
+
+def choose_benchmark(
+    id_name: str, data_root: str | Path, reference: str | Path | None = None
+) -> tuple[Manifest, str]:
+    r"""Chooses the benchmark of an ID data set: the first of its own that is whole on disk.
+
+    Arguments:
+        id_name: The ID data set.
+        data_root: The folder that holds lists and images.
+        reference: As in :func:`load_benchmark`.
+
+    Returns:
+        The benchmark, and why it was chosen, in a line.
+
+    Raises:
+        UserError: If none is whole.
+    """
+    root, passed = Path(data_root), list[str]()
+    manifests = [load_manifest(name, id_name) for name in BENCHMARKS.get(id_name, ())]
+    for manifest in manifests:
+        if not (lacks := lacking(manifest, root, reference)):
+            reason = f"benchmark {manifest.name}: whole in {data_root}"
+            return manifest, ", unlike ".join([reason, *passed])
+        more = f" and {len(lacks) - 1} more" if lacks[1:] else ""
+        passed.append(f"{manifest.name}, which lacks {lacks[0]}{more}")
+    if not manifests:
+        raise UserError(f"benchmark: got none, expected the name of one with ID {id_name!r}.")
+    what = f"no benchmark of --id {id_name} is whole in {root.resolve()} (--data-root):"
+    raise UserError("\n".join([what, *(f"  {p}" for p in passed), *_advice(manifests, root)]))
 
 
 def load_benchmark(
@@ -120,14 +152,19 @@ def load_benchmark(
     for status in missing.values():
         log.warning("not in the table: %s", status)
     loaded: dict[tuple[str, str], ImageSet] = {
-        (s.spec.role, s.spec.name): _load_set(s, manifest.size, cache, progress) for s in present
+        (s.spec.role, s.spec.name): _load_set(s, manifest.size, cache, progress)
+        for s in present
+        if s.spec.synthetic is None
     }
+    (id_test,) = (images for (role, _), images in loaded.items() if role == "id_test")
+    loaded |= _synthetic([s.spec for s in present if s.spec.synthetic is not None], id_test)
     if training:
         _check_classes(loaded)
         reference_set, rows = required[-1].spec, [s.spec.name for s in tables if s.present]
-        for name in (n for n in reference_set.overlaps if n in rows):
-            message = "the reference %s contains classes of %s: its row is not comparable"
-            log.warning(message, reference_set.name, name)
+        for name, companion in reference_set.overlaps.items():
+            if name in rows and companion is None:
+                message = "the reference %s holds classes of %s: no mean counts its row"
+                log.warning(message, reference_set.name, name)
     _warn_of_copies(present, loaded)
     checksums = {
         f"{s.spec.role}/{s.spec.name}": s.list.checksum for s in present if s.list is not None
@@ -179,17 +216,25 @@ def _explain(
     )
     yield from (f"  {line}" for line in lacking)
     for spec in manifest.role("reference"):
-        # A reference that is there but overlaps a test set has to be asked for.
-        if needs_reference and spec.overlaps and inspect(manifest, spec, data_root).present:
-            others = ", ".join(spec.overlaps)
+        # A reference that is there but costs a row has to be asked for.
+        others = ", ".join(n for n, companion in spec.overlaps.items() if companion is None)
+        if needs_reference and others and inspect(manifest, spec, data_root).present:
             yield f"  --reference {spec.name} is there, but shares classes with {others}"
-    if other := runnable(manifest.id_name, data_root):
+    yield from _advice([manifest], data_root)
+
+
+def _advice(manifests: Sequence[Manifest], data_root: Path) -> Iterator[str]:
+    r"""Yields what else can be run, how to get the sets of benchmarks, and how to see them."""
+    id_name, first_name = manifests[0].id_name, manifests[0].name
+    if other := runnable(id_name, data_root):
         yield f"What is there suffices for --benchmark {' or '.join(other)}."
-    if manifest.get:
-        yield f"How to get it: {' '.join(manifest.get.split())}"
+    for get in dict.fromkeys(m.get for m in manifests if m.get):
+        names = [m.name for m in manifests if m.get == get]
+        what = " or ".join(names) if len(manifests) > 1 else "it"
+        yield f"How to get {what}: {' '.join(get.split())}"
     yield (
-        f"To see every set: python -m ood_osdre.data check --id {manifest.id_name} "
-        f"--benchmark {manifest.name} --data-root {data_root}"
+        f"To see every set: python -m ood_osdre.data check --id {id_name} "
+        f"--benchmark {first_name} --data-root {data_root}"
     )
     yield "No data at hand? --id digits needs none."
 
@@ -254,6 +299,18 @@ def _load_set(status: SetStatus, size: int, cache_dir: Path, progress: bool) -> 
 
     shape = len(names), size, size, 3
     return ImageSet(cached_array(build, shape, key, path.stem, cache_dir), labels, names)
+
+
+def _synthetic(specs: Sequence[SetSpec], id_test: ImageSet) -> dict[tuple[str, str], ImageSet]:
+    r"""Makes the images of the synthetic sets."""
+    counts = {s.count or 0 for s in specs}
+    made = {n: synthetic_ood(id_test.images, n, SYNTHETIC_SEED) for n in counts}
+    sets: dict[tuple[str, str], ImageSet] = {}
+    for spec in specs:
+        images = made[spec.count or 0][spec.synthetic or ""]
+        names = [f"{spec.synthetic}/{i:05d}" for i in range(len(images))]
+        sets[spec.role, spec.name] = ImageSet(images, np.full(len(images), -1), names)
+    return sets
 
 
 def _check_classes(loaded: Mapping[tuple[str, str], ImageSet]) -> None:

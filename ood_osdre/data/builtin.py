@@ -122,17 +122,17 @@ def synthetic_ood(id_images: Pixels, size: int, seed: int = 0) -> dict[str, Pixe
     }
 
 
-def patch_shuffle(images: Pixels, rng: np.random.Generator, grid: int = 4) -> Pixels:
-    r"""Cuts images into a grid of patches and shuffles them.
+def patch_shuffle(images: Pixels, rng: np.random.Generator) -> Pixels:
+    r"""Cuts images into a 4x4 grid of patches and shuffles them.
 
     Arguments:
         images: The images, with shape :math:`(N, H, W, C)`.
         rng: The source of randomness.
-        grid: The number of patches along each side.
 
     Returns:
         The shuffled images, with shape :math:`(N, H, W, C)`.
     """
+    grid = 4
     count, height, width, channels = images.shape
     h, w = height // grid, width // grid
     cut = images[:, : h * grid, : w * grid].reshape(count, grid, h, grid, w, channels)

@@ -40,13 +40,18 @@ from ..options import Natural, Options, Share, shown
 from ..resources import find, names, read_yaml
 from .builtin import SETS
 
-#: The manifest that each ID data set is evaluated by unless another is named.
-BENCHMARKS = {"digits": "digits", "cifar10": "openood", "cifar100": "openood"}
+#: The manifests that each ID data set is evaluated by unless one is named: the first that is whole.
+BENCHMARKS = {
+    "digits": ("digits",),
+    "cifar10": ("openood", "openood_subset"),
+    "cifar100": ("openood", "openood_subset"),
+    "mirror": ("mirror0", "mirror1"),
+}
 # Of these roles a benchmark has one set, of the others several.
 SINGLE = ("id_train", "id_val", "id_test", "ood_val")
 # Of these, no two sets may have the same name, nor that of another row of the table.
 TABLES = ("near", "far", "csid")
-RESERVED = ("id", "all", "nearood", "farood")
+RESERVED = ("id", "all", "nearood", "near_held", "farood")
 UNWRITABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 # The longest name of a file that common file systems have, in bytes.
 LONGEST = 255
@@ -80,6 +85,14 @@ def _as_names(values: object) -> object:
     if not isinstance(values, list):
         return values
     return tuple(str(v) if type(v) is int else v for v in values)
+
+
+def _as_overlaps(value: object) -> object:
+    r"""Turns a list of sets into a mapping to no companion."""
+    names = _as_names(value)
+    if isinstance(names, tuple) and all(isinstance(name, str) for name in names):
+        return dict.fromkeys(names)
+    return names
 
 
 # With a bound, pydantic also refuses what UTF-8 cannot hold.
@@ -128,25 +141,32 @@ class SetSpec(Options):
     Attributes:
         name: The name of the set, unique among the sets of its role.
         role: One of the roles above.
-        list: The list file, or the `.npy` array; None for an embedded set.
+        list: The list file, or the `.npy` array; None for an embedded or a synthetic set.
+        synthetic: For a near or far set without a list, the kind of
+            :func:`~ood_osdre.data.builtin.synthetic_ood` that makes its `count` images, from ID
+            test images where it needs some.
         count: The number of images expected; None if unknown.
         sha256: The checksum of the list, see :class:`~ood_osdre.data.lists.ImageList`; None if
             unknown.
         dataset: The data set it is taken from, a key of the manifest's `datasets`.
         note: What else a reader of the table should know.
         download: How to download it; None if only by hand.
-        overlaps: For a reference, the OOD sets whose classes or images it contains.
+        overlaps: For a reference, the near sets of whose classes it holds some, each with its
+            companion, the near set that is its part without them; None if there is none.
     """
 
     name: Name
     role: Literal["id_train", "id_val", "id_test", "reference", "ood_val", "near", "far", "csid"]
     list: FilePath | None = None
+    synthetic: Literal["patch_shuffled", "shapes", "noise"] | None = None
     count: Annotated[int, Field(ge=1, le=10**9)] | None = None
     sha256: str | None = None
     dataset: str | None = None
     note: Text = ""
     download: Download | None = None
-    overlaps: Names = ()
+    overlaps: Annotated[dict[Name, Name | None], BeforeValidator(_as_overlaps)] = Field(
+        default_factory=dict
+    )
 
     def __str__(self) -> str:
         return f"{self.role} {self.name}"
@@ -219,8 +239,16 @@ class ManifestFile(Options):
             yield f"name: got {shown(spec.name)}, expected one that no other set or row has"
         if spec.role in SINGLE and any(s.role == spec.role for s in before):
             yield f"role: got a second set of role {spec.role}, expected one"
-        # Only the embedded benchmark, all of it, does without lists.
         sets = self.ids[id_name].sets
+        near_sets = {s.name for s in sets if s.role == "near"}
+        for name in [n for pair in spec.overlaps.items() for n in pair if n is not None]:
+            if spec.role != "reference" or name not in near_sets:
+                yield f"overlaps: got {shown(name)} for the {spec}, expected a near set of a reference"
+        if spec.synthetic is not None:
+            if spec.role not in ("near", "far") or spec.list is not None or spec.count is None:
+                yield "synthetic: expected for a near or far set, with a count and no list"
+            return
+        # Only the embedded benchmark, all of it, does without lists.
         is_embedded = {(s.role, s.name) for s in sets} == set(SETS) and id_name == "digits"
         if spec.list is None and not (is_embedded and all(s.list is None for s in sets)):
             yield f"list: got none for the {spec}, expected a list file or .npy array"
@@ -245,6 +273,21 @@ class Manifest(ManifestFile, IdSets):
     def role(self, role: str) -> tuple[SetSpec, ...]:
         r"""Returns the sets of a role, in the order of the file."""
         return tuple(s for s in self.sets if s.role == role)
+
+    def overlaps(self, reference: str | None) -> dict[str, str | None]:
+        r"""Returns the near sets of whose classes a reference holds some, with their companions.
+
+        Arguments:
+            reference: Its name; of one that the manifest does not know, nothing is known.
+        """
+        known = {s.name: s.overlaps for s in self.role("reference")}
+        return dict(known.get(reference or "", {}))
+
+    @property
+    def parts(self) -> dict[str, str]:
+        r"""The near sets that are a part of another one, as its companion, and that one."""
+        pairs = [pair for s in self.role("reference") for pair in s.overlaps.items()]
+        return {companion: whole for whole, companion in pairs if companion is not None}
 
     def path(self, spec: SetSpec, data_root: Path) -> Path:
         r"""Returns the path of a set's list, or of its array, below a data root."""

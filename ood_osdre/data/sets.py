@@ -14,6 +14,7 @@ __all__ = [
     "count_shared",
     "fingerprints",
     "group_of",
+    "hold_out_id",
     "hold_out_reference",
 ]
 
@@ -171,3 +172,28 @@ def hold_out_reference(
             "into a part for training and a part for validation, both with images"
         )
     return reference.subset(~mask), reference.subset(mask)
+
+
+def hold_out_id(id_train: ImageSet, held: int) -> tuple[ImageSet, ImageSet | None]:
+    r"""Holds out the last ID training images of a fixed permutation, the same for every seed.
+
+    Arguments:
+        id_train: The ID training images.
+        held: The number of images held out, the option `data.hold_out_id`.
+
+    Returns:
+        The images for training and those held out, None for none.
+
+    Raises:
+        UserError: If none would be left for training.
+    """
+    if not held:
+        return id_train, None
+    if held >= len(id_train):
+        raise UserError(
+            f"data.hold_out_id: got {held}, expected less than {len(id_train)}, the number of ID "
+            "training images."
+        )
+    order = np.random.default_rng(0).permutation(len(id_train))
+    rest, last = np.sort(order[:-held]), np.sort(order[-held:])
+    return id_train.subset(rest), id_train.subset(last)

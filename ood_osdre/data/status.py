@@ -21,6 +21,7 @@ __all__ = [
     "can_run",
     "find_reference",
     "inspect",
+    "lacking",
     "runnable",
 ]
 
@@ -88,6 +89,9 @@ def inspect(manifest: Manifest, spec: SetSpec, data_root: Path) -> SetStatus:
         spec: One of its sets, not an embedded one.
         data_root: The folder that holds lists and images.
     """
+    if spec.synthetic is not None:  # made by the program whenever it is wanted
+        size = spec.count or 0
+        return SetStatus(spec, "present", size, size, Path("(synthetic)"), Path())
     return _inspect(spec, manifest.path(spec, data_root), data_root / manifest.images)
 
 
@@ -194,6 +198,25 @@ def runnable(id_name: str, data_root: Path) -> list[str]:
     ]
 
 
+def lacking(manifest: Manifest, data_root: Path, reference: str | Path | None = None) -> list[str]:
+    r"""Returns what a benchmark lacks to be whole: all its ID, near and far sets, a reference.
+
+    Arguments:
+        manifest: The benchmark.
+        data_root: The folder that holds lists and images.
+        reference: As in :func:`find_reference`.
+    """
+    if manifest.is_embedded:
+        return []
+    sets = [s for role in (*REQUIRED, "near", "far") for s in manifest.role(role)]
+    try:
+        states = [find_reference(manifest, data_root, reference)]
+    except UserError as error:
+        return [str(error)]
+    states += [inspect(manifest, s, data_root) for s in sets]
+    return [str(s) for s in states if not s.present]
+
+
 def find_reference(
     manifest: Manifest, data_root: Path, reference: str | Path | None = None
 ) -> SetStatus:
@@ -203,8 +226,8 @@ def find_reference(
         manifest: The benchmark.
         data_root: The folder that holds lists and images.
         reference: The name of a reference of the manifest, or the path of a folder, list or
-            array; None for the first of the manifest that is present. One that contains classes
-            of an OOD set is never chosen unless named.
+            array; None for the first of the manifest that is present. One that holds classes of a
+            near set without a companion is never chosen unless named.
 
     Returns:
         The state of the reference, which need not be present if the manifest names it.
@@ -216,7 +239,9 @@ def find_reference(
     if str(reference) in known:
         return inspect(manifest, known[str(reference)], data_root)
     if reference is None:
-        states = [inspect(manifest, s, data_root) for s in known.values() if not s.overlaps]
+        # A table would lack the row of a near set that has no companion to stand in for it.
+        whole = [s for s in known.values() if None not in s.overlaps.values()]
+        states = [inspect(manifest, s, data_root) for s in whole]
         for status in [*(s for s in states if s.present), *states]:
             return status
 

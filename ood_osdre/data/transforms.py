@@ -148,14 +148,15 @@ def check_statistics(
 
 
 def flip_crop(
-    images: Tensor, indices: Tensor, flip: bool, pad: int, generator: torch.Generator
+    images: Tensor, indices: Tensor, flip: bool | Tensor, pad: int, generator: torch.Generator
 ) -> Tensor:
-    r"""Gathers images with a random horizontal flip and a random reflect-padded crop.
+    r"""Gathers images with a horizontal flip and a random reflect-padded crop.
 
     Arguments:
         images: The images, with shape :math:`(N, H, W, C)`.
         indices: Which images to take, with shape :math:`(B)`.
-        flip: Whether to flip half of them.
+        flip: Whether to flip each of them with probability 1/2; or which of them to flip, with
+            shape :math:`(B)`.
         pad: The largest shift of the crop, in pixels.
         generator: The source of randomness.
 
@@ -169,10 +170,14 @@ def flip_crop(
     )
     rows = _reflect(torch.arange(height, device=device) + shift[0], height)
     cols = _reflect(torch.arange(width, device=device) + shift[1], width)
-    if flip:
-        mirrored = torch.rand(size, 1, generator=generator, device=device) < 0.5
-        cols = torch.where(mirrored, width - 1 - cols, cols)
-    return images[indices[:, None, None], rows[:, :, None], cols[:, None, :]]
+    if flip is True:
+        flip = torch.rand(size, generator=generator, device=device) < 0.5
+    if isinstance(flip, Tensor):
+        cols = torch.where(flip[:, None], width - 1 - cols, cols)
+    # Pixel by pixel from one long list, which takes an eighth of the time of three indices.
+    pixels = ((indices[:, None] * height + rows) * width)[:, :, None] + cols[:, None, :]
+    chosen = images.reshape(-1, images.shape[3]).index_select(0, pixels.flatten())
+    return chosen.view(size, height, width, -1)
 
 
 def _reflect(index: Tensor, size: int) -> Tensor:

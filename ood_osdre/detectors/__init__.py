@@ -8,7 +8,9 @@ __all__ = [
     "Scorer",
     "TrainedModel",
     "fit_head",
+    "input_shape",
     "load_scorer",
+    "model_metadata",
     "read_classifier",
     "read_model",
 ]
@@ -20,7 +22,9 @@ from .scorer import (
     GivenClassifier,
     Scorer,
     TrainedModel,
+    input_shape,
     load_scorer,
+    model_metadata,
     read_classifier,
     read_model,
 )

@@ -5,7 +5,7 @@ and the rest trains whatever :class:`~ood_osdre.config.HeadConfig` describes: an
 schedule, objective and estimator.
 """
 
-__all__ = ["HeadData", "HeadFit", "check_features", "empty_ratio", "fit_head"]
+__all__ = ["HeadData", "HeadFit", "check_features", "fit_head"]
 
 import json
 import math
@@ -24,6 +24,7 @@ from tqdm import tqdm
 
 from ..config import Config, HeadConfig
 from ..data import BenchmarkData, ImageSet
+from ..data.sets import hold_out_id
 from ..data.transforms import Preprocess, Standardise, Standardiser
 from ..errors import UserError
 from ..evaluation.calibration import ratio_calibration
@@ -97,8 +98,7 @@ class HeadData:
     r"""The images whose features a head is trained on, those that train a run without a head.
 
     They are not augmented, but a share `data.broaden` of the reference is strongly transformed, and
-    one of `data.mixture` replaced by ID images. The classifier has been fitted to the same ID images,
-    unless it was given.
+    one of `data.mixture` replaced by ID images.
 
     Arguments:
         config: The configuration of the run.
@@ -110,7 +110,9 @@ class HeadData:
         options, self.seed = config.data, config.training.seed
         self.options, self.head, self.size = options, head, data.manifest.size
         self.batch_size = config.evaluation.batch_size
-        self.id_images = limited(data.id_train, options.train_limit, self.seed)
+        id_train, held = hold_out_id(data.id_train, options.hold_out_id)
+        id_images = held if held is not None and head.id_from == "held_out" else id_train
+        self.id_images = limited(id_images, options.train_limit, self.seed)
         reference, _ = data.split_reference()
         limit = options.reference_limit or options.train_limit
         self.reference = limited(reference, limit, self.seed)
@@ -186,7 +188,7 @@ class HeadData:
         reference: Iterator[Tensor] = batches(self.reference, order)
         if self.options.broaden:
             assert isinstance(preprocess, Preprocess)
-            reference = broadened(reference, preprocess, self.options.broaden, self.seed)
+            reference = broadened(reference, preprocess, self.options.broaden)
         return batches(self.id_images, np.arange(len(self.id_images))), reference
 
 
@@ -249,18 +251,6 @@ def fit_head(
         progress=progress,
     )
     return HeadFit(WhitenedRatio(whitening, fitted.model), fitted.outcome, RULES[select])
-
-
-def empty_ratio(head: HeadConfig, features: int, rank: int) -> WhitenedRatio:
-    r"""Returns a ratio of features to put trained tensors into, in evaluation mode.
-
-    Arguments:
-        head: The head.
-        features: The number of features :math:`F`.
-        rank: The number of their components :math:`r`.
-    """
-    whitening = Whitening(torch.zeros(features).float(), torch.zeros(features, rank).float())
-    return WhitenedRatio(whitening, build_head(head, rank)).eval()
 
 
 def _whitening(

@@ -17,7 +17,7 @@ fits the same head to a classifier of its own and deploys both as one model.
 
 __all__ = ["FeatureRatio"]
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +32,14 @@ from ..models import (
     NetworkDigest,
     RatioModel,
     WhitenedRatio,
+    Whitening,
     collect_features,
     device_of,
     extract_features,
 )
 from ..training import checkpoint
-from .feature_head import check_features, empty_ratio, fit_head
+from ..training.build import build_head
+from .feature_head import check_features, fit_head
 from .fitting import check_finished
 
 NAME = "feature_ratio"
@@ -47,8 +49,12 @@ class FeatureRatio:
     r"""The log-ratio of a frozen network's features.
 
     Arguments:
-        options: The head and its training; its `layers` are those of the network, none for the ways
-            of :mod:`ood_osdre.models.frozen` that the network offers itself.
+        options: The head and its training: options by name that differ from the defaults, or
+            :class:`~ood_osdre.config.HeadConfig`. Its `layers` are those of the network, none for
+            the ways of :mod:`ood_osdre.models.frozen` that the network offers itself.
+
+    Raises:
+        UserError: If an option is unknown or out of range.
 
     Example:
         >>> shift = torch.tensor([1.0, 0.0]).view(2, 1, 1)
@@ -60,8 +66,8 @@ class FeatureRatio:
         torch.Size([5])
     """
 
-    def __init__(self, options: HeadConfig | None = None) -> None:
-        self.options = HeadConfig() if options is None else options
+    def __init__(self, options: HeadConfig | Mapping[str, Any] | None = None) -> None:
+        self.options = HeadConfig.of({} if options is None else options, "options")
         self.net: nn.Module | None = None
         #: The network that the features came from; None if that is not recorded.
         self.known: NetworkDigest | None = None
@@ -256,7 +262,7 @@ class FeatureRatio:
             features, rank = tensors["whitening.matrix"].shape
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"{source}: not a ratio of features ({error}).") from None
-        ratio = empty_ratio(self.options, features, rank)
+        ratio = WhitenedRatio(Whitening.empty(features, rank), build_head(self.options, rank))
         checkpoint.restore(ratio, tensors, source)
         self._take(ratio)
         self.known = None if digest is None else NetworkDigest(digest)

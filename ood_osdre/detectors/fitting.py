@@ -1,8 +1,8 @@
 r"""From a user's configuration, ID data and reference to what the training loop takes.
 
-:func:`prepare` computes the statistics of the ID data, and holds a part of both sets out to select
-the model. Images are augmented and validated as those of a benchmark are. Vectors are not
-augmented, and no synthetic validation OOD is made of them: the held-out reference alone selects.
+:func:`prepare` computes the statistics of the ID data, and holds a part of both sets out for
+validation. Images are augmented and validated as those of a benchmark are. Vectors are not
+augmented, and no synthetic validation OOD is made of them: they have the held-out reference alone.
 """
 
 __all__ = [
@@ -38,10 +38,11 @@ from ..files import sweep
 from ..models import RatioModel
 from ..options import shown
 from ..training.batches import Batches, ImageBatches, VectorBatches
-from ..training.run import MODEL_FILE, STATE_FILE, holds, locked
-from ..training.trainer import Outcome, Validate
+from ..training.run import MODEL_FILE, STATE_FILE, Outcome, holds, locked
+from ..training.trainer import Validate
+from .scorer import model_metadata
 
-# The share of ID data, and of a reference without classes, that selects the model.
+# The share of ID data, and of a reference without classes, that validates.
 HELD_OUT = 0.1
 # A channel or coordinate that never varies is only centred.
 LEAST_STD = 1e-3
@@ -55,7 +56,7 @@ class TrainingData(NamedTuple):
     Attributes:
         config: The configuration, without the terms of a class head if there are no labels.
         batches: The training batches.
-        validate: Compares held-out ID data with held-out reference, to select the model.
+        validate: Compares held-out ID data with held-out reference.
         preprocess: The preprocessing, with the statistics of the ID training data.
         metadata: What is stored with the model, to rebuild it.
         seen: The fingerprints of all items of both sets.
@@ -70,7 +71,7 @@ class TrainingData(NamedTuple):
 
 
 def prepare(
-    config: Config, id_data: Samples, reference: Samples, device: torch.device
+    config: Config, id_data: Samples, reference: Samples, device: torch.device, size: int
 ) -> TrainingData:
     r"""Prepares ID data and a reference for training.
 
@@ -79,6 +80,7 @@ def prepare(
         id_data: The ID data, with labels of all or of none.
         reference: The reference, of the same shape.
         device: Where to train.
+        size: The side of images in pixels, to be stored.
 
     Raises:
         UserError: If the sets are too small, of different shapes, or labelled in part.
@@ -87,7 +89,12 @@ def prepare(
     if id_shape[1:] != reference_shape[1:] or min(id_shape[0], reference_shape[0]) < 2:
         raise UserError(
             f"fit: got ID data of shape {id_shape} and a reference of shape {reference_shape}, "
-            "expected items of one shape, at least 2 of each: some train, some select."
+            "expected items of one shape, at least 2 of each: some train, some validate."
+        )
+    if config.data.hold_out_id:
+        raise UserError(
+            f"data.hold_out_id: got {config.data.hold_out_id}, expected 0: it is for a benchmark's "
+            "runs; a fit holds a tenth out."
         )
     classes = _count_classes(id_data)
     if not classes:
@@ -96,22 +103,14 @@ def prepare(
         config = config.replace(objective=objective)
     seen, checksums = _inspect(id_data, reference)
     make = _image_batches if id_data.has_images else _vector_batches
-    batches, validate, preprocess, (mean, std) = make(config, id_data, reference, device)
-    metadata = {
-        "config": config.to_dict(),
-        "classes": classes,
-        "mean": mean,
-        "std": std,
-        "dim": None if id_data.has_images else id_shape[1],
-        "reference": None,
-        "checksums": checksums,
-    }
+    batches, validate, preprocess = make(config, id_data, reference, device)
+    dim = None if id_data.has_images else id_shape[1]
+    facts = {"dim": dim, "checksums": checksums}
+    metadata = model_metadata(config, classes, preprocess, size, None, **facts)
     return TrainingData(config, batches, validate, preprocess, metadata, seen)
 
 
-# The means and the standard deviations of the channels or coordinates.
-Statistics = tuple[list[float], list[float]]
-Parts = tuple[Batches, Validate, Standardiser, Statistics]
+Parts = tuple[Batches, Validate, Standardiser]
 
 
 def _image_batches(
@@ -124,8 +123,7 @@ def _image_batches(
     )
     fraction = max(HELD_OUT, 1 / len(reference.values))
     others, near = hold_out_reference(ImageSet(*reference), fraction=fraction, seed=training.seed)
-    statistics = _statistics(id_train.images, (0, 1, 2), 255.0)
-    preprocess = Preprocess(*statistics, device)
+    preprocess = Preprocess(*_statistics(id_train.images, (0, 1, 2), 255.0), device)
     size, limit = config.evaluation.batch_size, config.data.val_limit
     return (
         ImageBatches(
@@ -133,7 +131,6 @@ def _image_batches(
         ),
         Validation(id_val, near, preprocess, size, limit),
         preprocess,
-        statistics,
     )
 
 
@@ -149,8 +146,7 @@ def _vector_batches(
     training, rng = config.training, np.random.default_rng(config.training.seed)
     train, val = _hold_out(len(id_data.values), rng)
     reference_train, reference_val = _hold_out(len(reference.values), rng)
-    statistics = _statistics(id_data.values[train], (0,), 1.0)
-    standardise = Standardise(*statistics, device)
+    standardise = Standardise(*_statistics(id_data.values[train], (0,), 1.0), device)
     batches = VectorBatches(
         torch.as_tensor(id_data.values[train]),
         torch.as_tensor(id_data.labels[train]),
@@ -167,17 +163,19 @@ def _vector_batches(
         auroc = ood_metrics(*scores).auroc
         return {"val_near": auroc, "val_auroc": auroc}
 
-    return batches, validate, standardise, statistics
+    return batches, validate, standardise
 
 
 def _hold_out(count: int, rng: np.random.Generator) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    r"""Returns the rows that train and the rows that select, both in order."""
+    r"""Returns the rows that train and the rows that validate, both in order."""
     order = rng.permutation(count)
     held = max(1, round(HELD_OUT * count))
     return np.sort(order[held:]), np.sort(order[:held])
 
 
-def _statistics(values: NDArray[Any], axes: tuple[int, ...], scale: float) -> Statistics:
+def _statistics(
+    values: NDArray[Any], axes: tuple[int, ...], scale: float
+) -> tuple[list[float], list[float]]:
     mean = values.mean(axes, dtype=np.float64) / scale
     std = values.std(axes, dtype=np.float64) / scale
     return mean.tolist(), std.clip(min=LEAST_STD).tolist()

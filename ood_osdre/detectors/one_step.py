@@ -2,7 +2,7 @@ r"""A detector in plain Python: fit, score, calibrate, predict, save.
 
 :class:`OneStepDetector` puts the parts of this package together for data that belong to no
 benchmark. It takes ID data and a reference in whatever form they come
-(:mod:`ood_osdre.data.inputs`), holds a part of both out to select the model, and trains with the
+(:mod:`ood_osdre.data.inputs`), holds a part of both out for validation, and trains with the
 one training loop. Nothing it reads in :meth:`~OneStepDetector.fit` is test data; calibration
 refuses inputs that it has read there.
 
@@ -32,12 +32,12 @@ from ..errors import UserError
 from ..evaluation.calibration import SplitConformal
 from ..evaluation.evaluate import score_images
 from ..evaluation.metrics import check_scores
-from ..options import Count, Options
+from ..options import Count, Options, shown
 from ..training.build import build_ratio, prepare_objective
 from ..training.checkpoint import MODEL, checkpoint_path, read_checkpoint, write_checkpoint
 from ..training.distributed import find_device
 from ..training.fit import fit
-from ..training.trainer import Outcome
+from ..training.run import Outcome
 from .fitting import check_finished, class_labels, configured, held_folder, prepare
 from .scorer import Scorer, TrainedModel, read_model
 
@@ -80,7 +80,8 @@ class OneStepDetector:
             `training__steps=2000`.
 
     Raises:
-        UserError: If an option is unknown or out of range, or the device is not there.
+        UserError: If an option is unknown or out of range, the backbone is no module, or the device
+            is not there.
 
     Example:
         >>> from ood_osdre.data import load_digits_benchmark
@@ -105,8 +106,8 @@ class OneStepDetector:
         progress: bool = True,
         **options: object,
     ) -> None:
-        is_module = backbone is None or isinstance(backbone, nn.Module)
-        assert is_module, f"backbone: got {backbone!r}, expected an instance of nn.Module."
+        if not isinstance(backbone, nn.Module | None):
+            raise UserError(f"backbone: got {shown(backbone)}, expected an instance of nn.Module.")
         self.device = find_device(device)
         self.config = configured(config, options, gpu=self.device.type == "cuda")
         given = {"size": size, "estimator": self.config.estimator}
@@ -134,8 +135,8 @@ class OneStepDetector:
     ) -> "OneStepDetector":
         r"""Trains on ID data against a reference.
 
-        A tenth of each, or ten class folders of a reference that has twenty, is held out to
-        select the model.
+        A tenth of each, or ten class folders of a reference that has twenty, is held out for
+        validation, by which `evaluation.select` may choose the step.
 
         Arguments:
             id_data: ID images or vectors :math:`p_1`. With labels, which data sets, loaders of
@@ -157,9 +158,10 @@ class OneStepDetector:
         given = read(id_data, self.size, "ID data")
         if labels is not None:
             given = given._replace(labels=class_labels(labels))
-        data = prepare(self.config, given, read(reference, self.size, "reference"), self.device)
+        against = read(reference, self.size, "reference")
+        data = prepare(self.config, given, against, self.device, self.size)
         own = None if self.backbone is None else type(self.backbone).__qualname__
-        metadata = data.metadata | {"size": self.size, "backbone": own}
+        metadata = data.metadata | {"backbone": own}
         target = None if folder is None else Path(folder)
         with held_folder(target, resume):
             torch.manual_seed(data.config.training.seed)
@@ -172,7 +174,7 @@ class OneStepDetector:
                 data.batches,
                 data.config.training,
                 data.validate,
-                select=data.config.evaluation.select,
+                select=data.config.evaluation.selected_by,
                 folder=target,
                 metadata=metadata,
                 resume=resume,
@@ -227,7 +229,8 @@ class OneStepDetector:
         Raises:
             UserError: If inputs were seen, or as :meth:`score`.
         """
-        assert seen in ("refuse", "warn"), f"seen: got {seen!r}, expected 'refuse' or 'warn'."
+        if seen not in ("refuse", "warn"):
+            raise UserError(f"seen: got {shown(seen)}, expected 'refuse' or 'warn'.")
         pieces = self._scored(id_data, "calibration data")
         scored = [(scores, fingerprints(values)) for scores, values in pieces]
         scores, marks = (np.concatenate(parts) for parts in zip(*scored, strict=True))
@@ -297,8 +300,7 @@ class OneStepDetector:
         """
         source = Path(folder)
         trained = read_model(source, find_device(device), backbone)
-        config = Config.from_mapping(trained.metadata["config"])
-        size = trained.metadata["size"]
+        config, size = (trained.metadata[key] for key in ("config", "size"))
         detector = cls(config, backbone=backbone, size=size, device=device)
         detector._take(trained, None)
         if checkpoint_path(source, CALIBRATION).is_file():

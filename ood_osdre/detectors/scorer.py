@@ -2,14 +2,17 @@ r"""A trained model that is ready to score: folded, with the preprocessing it wa
 
 Whatever deploys a model scores with a :class:`Scorer`: the command, the detector, the plugins and
 the export. :func:`read_model` is the one reader of a trained model's checkpoint, and
-:func:`read_classifier` of the classifiers, ours or others', that a head is put on.
+:func:`model_metadata` says what it reads beside the weights; :func:`read_classifier` reads the
+classifiers, ours or others', that a head is put on.
 """
 
 __all__ = [
     "GivenClassifier",
     "Scorer",
     "TrainedModel",
+    "input_shape",
     "load_scorer",
+    "model_metadata",
     "read_classifier",
     "read_model",
 ]
@@ -22,7 +25,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import timm
 import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
@@ -31,14 +33,20 @@ from torch import Tensor, nn
 
 from ..config import Config
 from ..data.transforms import Preprocess, Standardise, Standardiser, check_statistics
-from ..errors import UserError, did_you_mean, one_line
+from ..errors import UserError, one_line
 from ..evaluation.evaluate import score_images
-from ..models import Classifier, RatioModel, RepresentationRatio
+from ..models import (
+    Classifier,
+    RatioModel,
+    RepresentationRatio,
+    WhitenedRatio,
+    Whitening,
+    timm_network,
+)
 from ..sections import NetworkConfig
-from ..training.build import build_ratio, count_features
+from ..training.build import build_head, build_ratio, count_features
 from ..training.checkpoint import MODEL, checkpoint_path, read_checkpoint, restore
 from ..training.distributed import find_device
-from .feature_head import empty_ratio
 
 CHANNELS = 3
 # What pickles of weights raise if they are damaged, or hold more than tensors.
@@ -89,8 +97,8 @@ class Scorer:
     @property
     def shape(self) -> tuple[int, ...]:
         r"""The shape of an input before preprocessing: that of an image, or of a vector."""
-        size, dim = self.metadata["size"], self.metadata.get("dim")
-        return (size, size, CHANNELS) if dim is None else (dim,)
+        first, *sides = input_shape(self.metadata)
+        return (*sides, first)
 
     def on(self, device: torch.device | str) -> "Scorer":
         r"""Returns the scorer on another device."""
@@ -130,6 +138,35 @@ class Scorer:
             )
 
 
+def input_shape(metadata: Mapping[str, Any]) -> tuple[int, ...]:
+    r"""Returns the shape of one input of a network: channels and sides, or a dimension."""
+    size, dim = metadata["size"], metadata.get("dim")
+    return (CHANNELS, size, size) if dim is None else (dim,)
+
+
+def model_metadata(
+    config: Config,
+    classes: int,
+    preprocess: Standardiser,
+    size: int,
+    reference: str | None,
+    **facts: object,
+) -> dict[str, Any]:
+    r"""Returns what is stored with a model: how to build it again, on what it was trained.
+
+    Arguments:
+        config: Its configuration.
+        classes: The number of ID classes, 0 without labels.
+        preprocess: The preprocessing, with the statistics of the ID data.
+        size: The side of the images in pixels.
+        reference: The name of the reference; None if it has none.
+        facts: What else is known: the dimension `dim` of vectors, `backbone`, checksums.
+    """
+    mean, std = (value.tolist() for value in preprocess.statistics)
+    own = {"config": config.to_dict(), "classes": classes, "mean": mean, "std": std}
+    return {**own, "size": size, "reference": reference, **facts}
+
+
 def read_model(
     folder: Path, device: torch.device | str = "cpu", backbone: nn.Module | None = None
 ) -> TrainedModel:
@@ -158,7 +195,8 @@ def read_model(
         else:
             part = metadata["representation"]
             classifier = _build_classifier(part["network"], metadata["classes"])
-            inner = empty_ratio(config.head, part["features"], part["rank"])
+            whitening = Whitening.empty(part["features"], part["rank"])
+            inner = WhitenedRatio(whitening, build_head(config.head, part["rank"]))
             ratio = RepresentationRatio(classifier, inner, config.head.layers)
         statistics = metadata["mean"], metadata["std"]
     except KeyError as error:
@@ -240,7 +278,7 @@ def _from_run(folder: Path, config: Config, size: int) -> GivenClassifier:
     if isinstance(model, RepresentationRatio):
         network = metadata["representation"]["network"]
     mean, std = trained.preprocess.statistics
-    classifier = _classifier(holder.backbone, head)
+    classifier = Classifier.of(holder.backbone, head)
     return GivenClassifier(classifier, network, (mean.tolist(), std.tolist()))
 
 
@@ -272,9 +310,9 @@ def _from_timm(source: str, classes: int) -> GivenClassifier:
         raise UserError(
             f"classifier: got {source}, expected timm:NAME@FILE, a file of its weights."
         )
-    net = _timm_network(name, classes)
+    net = timm_network(name, classes)
     restore(net, _read_weights(Path(file)), Path(file))
-    return GivenClassifier(_from_net(net, name), {"timm": name})
+    return GivenClassifier(Classifier.of_timm(net), {"timm": name})
 
 
 def _build_classifier(network: Mapping[str, Any], classes: int) -> Classifier:
@@ -282,35 +320,12 @@ def _build_classifier(network: Mapping[str, Any], classes: int) -> Classifier:
     # Its weights are replaced: the caller's generator stays as it is.
     with torch.random.fork_rng(devices=[]):
         if "timm" in network:
-            return _from_net(_timm_network(network["timm"], classes), network["timm"])
+            return Classifier.of_timm(timm_network(network["timm"], classes))
         objective = {"endpoint": 0.0, "class_weight": 1.0}
         config = {"estimator": "classifier", "network": network, "objective": objective}
         model = build_ratio(Config.from_mapping(config), classes)
     assert isinstance(model, Classifier)
     return model
-
-
-def _timm_network(name: str, classes: int) -> nn.Module:
-    if not timm.is_model(name):
-        near = did_you_mean(name, timm.list_models())
-        raise UserError(f"classifier: timm has no model {name!r}{near}.")
-    with torch.random.fork_rng(devices=[]):
-        return timm.create_model(name, num_classes=classes).float()
-
-
-def _from_net(net: nn.Module, name: str) -> Classifier:
-    r"""Takes a network of timm apart, into what gives its features and its class head."""
-    head = net.get_classifier()  # type: ignore[operator]
-    if not isinstance(head, nn.Linear):
-        raise UserError(f"classifier: timm's {name} ends in no affine layer; take another.")
-    net.reset_classifier(0)  # type: ignore[operator]
-    return _classifier(net, head)
-
-
-def _classifier(backbone: nn.Module, head: nn.Linear) -> Classifier:
-    classifier = Classifier(backbone, head.in_features, head.out_features)
-    classifier.class_head = head
-    return classifier
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:

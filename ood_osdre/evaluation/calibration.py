@@ -46,6 +46,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit, logsumexp
 
 from ..errors import UserError
+from ..options import shown
 from .metrics import check_scores
 
 BINS = 15
@@ -123,7 +124,7 @@ class SplitConformal:
     def __init__(self, scores: ArrayLike, alpha: float) -> None:
         is_number = isinstance(alpha, float | int | np.floating)
         if not is_number or not 0 < alpha < 1:
-            raise UserError(f"alpha: got {alpha!r}, expected a rate between 0 and 1.")
+            raise UserError(f"alpha: got {shown(alpha)}, expected a rate between 0 and 1.")
         self.scores = np.sort(check_scores("calibration", scores))
         self.alpha = float(alpha)
         self.rank = _rank(self.size, self.alpha)

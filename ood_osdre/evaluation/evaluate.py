@@ -1,7 +1,8 @@
 r"""Scoring image sets, validation without test data, and the evaluation of a benchmark.
 
-**Selection never sees test OOD.** A checkpoint is chosen by ID validation images against two
-kinds of images that no table reports. *Near* are classes of the reference that are held out of
+**Selection never sees test OOD.** The last step's weights are kept, or, where `evaluation.select`
+asks for it, those of the best step by ID validation images against two kinds of images that no
+table of the run reports. *Near* are classes of the reference that are held out of
 training. *Far* is synthetic validation OOD, which :mod:`ood_osdre.data.builtin` makes. The mean
 of the two AUROCs is `val_auroc`. OOD validation lists join only on request, and then the run
 record says so.
@@ -82,7 +83,7 @@ def score_images(
 
 
 class Validation:
-    r"""The numbers by which a run is watched and a checkpoint is selected; called with a model.
+    r"""The numbers by which a run is watched and its step may be selected; called with a model.
 
     AUROCs are fractions: `val_near`, `val_far` (the mean over the synthetic sets, each of which has
     its own number, too) and their mean `val_auroc`. With a class head there is `val_accuracy`. A
@@ -99,6 +100,8 @@ class Validation:
             than twice as many as of the ID ones.
         ood_val: OOD validation images, which then join the near images.
         id_train: The ID training set, which the score `knn` of a classifier needs.
+        id_held: ID training images left out of training, with labels, whose accuracy is then
+            `val_accuracy`; None for that of `id_val`.
     """
 
     def __init__(
@@ -110,9 +113,11 @@ class Validation:
         limit: int | None = None,
         ood_val: ImageSet | None = None,
         id_train: ImageSet | None = None,
+        id_held: ImageSet | None = None,
     ) -> None:
         self.preprocess, self.batch_size, self.id_train = preprocess, batch_size, id_train
         self.id_val = _thinned(id_val, limit)
+        self.id_held = id_held
         size = len(self.id_val)
         # Not more images than a validation every few hundred steps can afford.
         self.near = {"near": _thinned(near, limit or 2 * size).images}
@@ -136,25 +141,32 @@ class Validation:
             calibration = ratio_calibration(id_scores, scores["near"])
             numbers |= {f"val_{k}": v for k, v in calibration._asdict().items()}
         if predicted is not None:
-            numbers["val_accuracy"] = float(np.mean(predicted == self.id_val.labels))
+            labelled = self.id_val
+            if self.id_held is not None:
+                labelled = self.id_held
+                _, predicted = self._score(model, labelled.images)
+            numbers["val_accuracy"] = float(np.mean(predicted == labelled.labels))
         return numbers
 
-    def describe(self, select: str = "val_auroc") -> str:
+    def describe(self, select: str) -> str:
         r"""Returns the selection rule, for the run record.
 
         Arguments:
-            select: The number whose largest value selects: `val_auroc`, `val_near` or `val_far`.
+            select: The option `evaluation.select`.
         """
         near = "held-out reference images"
         if "ood_val" in self.near:
             near += " and OOD VALIDATION LISTS"
+        end = "no test OOD set is read before the end"
+        if select == "last":
+            return f"the averaged weights of the last step; validation is against {near}; {end}"
         far = f"the synthetic validation OOD sets {', '.join(self.far)}"
         rule = {
             "val_auroc": f"mean of ID validation against {near} and against {far}",
             "val_near": f"ID validation against {near}",
             "val_far": f"mean of ID validation against {far}",
         }[select]
-        return f"largest validation AUROC {select}: {rule}; no test OOD set is read before the end"
+        return f"largest validation AUROC {select}: {rule}; {end}"
 
     def _score(
         self, model: RatioModel, images: Images

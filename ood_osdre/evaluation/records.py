@@ -9,11 +9,13 @@ __all__ = [
     "command_line",
     "differences",
     "git_commit",
+    "identity",
     "library_versions",
     "platform_summary",
     "read_record",
 ]
 
+import hashlib
 import json
 import os
 import platform
@@ -24,8 +26,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from pydantic import AliasPath, BaseModel, Field, ValidationError
 
 from .. import __version__
@@ -33,6 +36,9 @@ from ..data.lists import first
 from ..errors import UserError, one_line
 from ..files import write_json_atomic
 from ..options import explain, flat
+
+if TYPE_CHECKING:
+    from ..data import BenchmarkData, ImageSet
 
 # Where code and configurations of the clone are, as git names files.
 CODE = ("*.py", ":/benchmarks/*.py", ":/configs/*.yml", ":/data_manifests/*.yml")
@@ -194,6 +200,37 @@ def read_record(path: str | os.PathLike[str]) -> FinishedRun:
         else:
             reason = one_line(error, 80)
         raise UserError(f"{path}: not a run record ({reason})") from None
+
+
+def identity(data: "BenchmarkData", trained: bool = False) -> dict[str, dict[str, str]]:
+    r"""Returns what tells data from other data: checksums of lists, and of some pixels.
+
+    Arguments:
+        data: The benchmark.
+        trained: Whether only what training sees counts; no near or far set is then read.
+    """
+    sets = {
+        "id_train": data.id_train,
+        "id_val": data.id_val,
+        "id_test": data.id_test,
+        "reference": data.reference,
+    }
+    checksums = dict(data.checksums)
+    if trained:
+        checksums = {k: v for k, v in checksums.items() if not k.startswith(("near", "far"))}
+    else:
+        sets |= {f"near/{name}": images for name, images in data.near.items()}
+        sets |= {f"far/{name}": images for name, images in data.far.items()}
+    return {
+        "checksums": checksums,
+        "pixels": {name: _pixels(images) for name, images in sets.items() if len(images)},
+    }
+
+
+def _pixels(images: "ImageSet") -> str:
+    r"""Returns a SHA-256 of evenly spaced images, enough to notice another folder of files."""
+    step = max(1, len(images) // 500)
+    return hashlib.sha256(np.ascontiguousarray(images.images[::step]).data).hexdigest()
 
 
 def differences(

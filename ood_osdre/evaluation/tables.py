@@ -6,6 +6,13 @@ over *all* sets' rows, which is what the paper reports as AUROC. If a set of the
 absent, the means that lack it say so in their name, as in `nearood (partial: cifar100 absent)`.
 The ID accuracy is one number and is given once, not in every row.
 
+A reference may hold classes of a near set. That row is marked, as in `tin (in reference)`, and no
+mean counts it. The benchmark may name its *companion*, the part of it that the reference does not
+hold: then the means count the companion in its place, and else they say what they lack, as in
+`nearood (partial: tin in reference)`. A companion is otherwise in no mean, as its images are in the
+whole set. A benchmark with companions has a fourth mean, `near_held`, which counts them and never
+their whole sets, so that it compares runs with different references.
+
 Over several runs, means over sets are taken within each run, then the mean and the sample standard
 deviation (:math:`n - 1`) over runs. One run has no deviation and shows none.
 """
@@ -13,7 +20,7 @@ deviation (:math:`n - 1`) over runs. One run has no deviation and shows none.
 __all__ = ["MetricsTable", "aggregate"]
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,7 +32,8 @@ from ..files import write_text_atomic
 from .metrics import OODMetrics
 
 MEANS = {"near": "nearood", "far": "farood"}
-RESERVED = ("id", "all", *MEANS.values())
+HELD = "near_held"
+RESERVED = ("id", "all", *MEANS.values(), HELD)
 COLUMNS = {
     "fpr95": "FPR@95",
     "auroc": "AUROC",
@@ -57,6 +65,10 @@ class MetricsTable:
         absent: For each role, the sets of the benchmark that were absent.
         reference: The name of the reference :math:`p_0`.
         steps: The number of training steps.
+        overlaps: The near sets of whose classes the reference holds some, each with its companion;
+            None without one.
+        parts: The near sets that are companions, each with its whole set.
+        remark: What a reader has to know of the benchmark.
     """
 
     title: str
@@ -69,6 +81,9 @@ class MetricsTable:
     absent: Mapping[str, Sequence[str]] = field(default_factory=dict)
     reference: str | None = None
     steps: int | None = None
+    overlaps: Mapping[str, str | None] = field(default_factory=dict)
+    parts: Mapping[str, str] = field(default_factory=dict)
+    remark: str = ""
 
     @classmethod
     def of(
@@ -78,6 +93,9 @@ class MetricsTable:
         absent: Mapping[str, Sequence[str]] | None = None,
         accuracy: float | None = None,
         seconds: float | None = None,
+        counts: Mapping[str, int] | None = None,
+        overlaps: Mapping[str, str | None] | None = None,
+        parts: Mapping[str, str] | None = None,
         **facts: Any,  # noqa: ANN401
     ) -> "MetricsTable":
         r"""Builds the table of one run.
@@ -88,7 +106,11 @@ class MetricsTable:
             absent: For each role, the sets of the benchmark that are absent.
             accuracy: The ID accuracy, as a fraction; None without a class head.
             seconds: The scoring time, in seconds; None if it is not known.
-            facts: Other attributes: `parameters`, `counts`, `reference` and `steps`.
+            counts: The number of images of each set.
+            overlaps: The near sets of whose classes the reference holds some, each with its
+                companion; None without one.
+            parts: The near sets that are companions, each with its whole set.
+            facts: Other attributes: `parameters`, `reference`, `steps` and `remark`.
 
         Raises:
             UserError: If there is neither a near nor a far set, or two rows had the same name.
@@ -101,22 +123,39 @@ class MetricsTable:
                 f"{title}: got scores of the OOD sets {found}; expected near and far sets, at least "
                 f"one, with names of their own that are not {', '.join(RESERVED)}"
             )
+        overlaps, parts = overlaps or {}, parts or {}
+        # Of a set and its companion one counts: the set, unless the reference holds classes of it.
+        alone = {name for name, companion in overlaps.items() if companion is None}
+        out = (overlaps.keys() - alone) | (parts.keys() - set(overlaps.values()))
+
         rows: dict[str, OODMetrics] = {}
         roles: dict[str, str] = {}
+
+        def add_mean(name: str, role: str, of: Sequence[str], out: Container[str]) -> None:
+            present = [n for r in of for n in metrics.get(r, {}) if n not in out]
+            lacking = [n for r in of for n in absent.get(r, ()) if n not in out]
+            if counted := [every[n] for n in present if n not in alone]:
+                name = _mean_name(name, lacking, [n for n in present if n in alone])
+                rows[name], roles[name] = _mean(counted), role
+
         for role, name in MEANS.items():
-            if sets := metrics.get(role):
-                mean = _mean_name(name, absent.get(role, ()))
-                rows |= {**sets, mean: _mean(list(sets.values()))}
-                roles |= dict.fromkeys((*sets, mean), role)
-        mean = _mean_name("all", [name for role in MEANS for name in absent.get(role, ())])
-        rows[mean], roles[mean] = _mean(list(every.values())), "all"
+            sets = metrics.get(role, {})
+            rows |= {_marked(n, overlaps): value for n, value in sets.items()}
+            roles |= {_marked(n, overlaps): role for n in sets}
+            add_mean(name, role, [role], out)
+            if role == "near" and parts:
+                add_mean(HELD, role, [role], set(parts.values()))
+        add_mean("all", "all", list(MEANS), out)
         return cls(
             title=title,
             rows={name: (value,) for name, value in rows.items()},
             roles=roles,
             accuracy=() if accuracy is None else (accuracy,),
             seconds=() if seconds is None else (seconds,),
+            counts={_marked(n, overlaps): count for n, count in (counts or {}).items()},
             absent=absent,
+            overlaps=overlaps,
+            parts=parts,
             **facts,
         )
 
@@ -149,7 +188,22 @@ class MetricsTable:
         if self.runs > 1:
             notes.append(f"Mean ± sample standard deviation over n = {self.runs} runs.")
         notes += [f"Absent {role} sets: {', '.join(sets)}." for role, sets in self.absent.items()]
+        notes += self._notes_on_parts()
+        if self.remark:
+            notes.append(self.remark)
         return [*notes, "All metrics in percent.", *CONVENTION.splitlines()]
+
+    def _notes_on_parts(self) -> Iterator[str]:
+        r"""Yields what the means count of near sets that the reference holds classes of."""
+        for name, companion in self.overlaps.items():
+            if (row := _marked(name, self.overlaps)) in self.rows:
+                instead = "no mean counts it"
+                if companion is not None:
+                    instead = f"the means count {companion}, its part without them"
+                yield f"{row}: the reference holds classes of this set; {instead}."
+        for name, whole in self.parts.items():
+            if name in self.rows and name not in self.overlaps.values():
+                yield f"{name}: a part of {whole}; only {HELD} counts it, in place of {whole}."
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:
         r"""Writes a CSV file, in percent, with standard deviations as columns of their own.
@@ -232,8 +286,15 @@ def aggregate(tables: Sequence[MetricsTable]) -> MetricsTable:
     )
 
 
-def _mean_name(name: str, absent: Sequence[str]) -> str:
-    return f"{name} (partial: {', '.join(absent)} absent)" if absent else name
+def _marked(name: str, overlaps: Container[str]) -> str:
+    r"""Returns the row of a set, which says so if the reference holds classes of it."""
+    return f"{name} (in reference)" if name in overlaps else name
+
+
+def _mean_name(name: str, absent: Sequence[str], held: Sequence[str]) -> str:
+    reasons = {"absent": absent, "in reference": held}
+    lacks = [f"{', '.join(sets)} {reason}" for reason, sets in reasons.items() if sets]
+    return f"{name} (partial: {'; '.join(lacks)})" if lacks else name
 
 
 def _mean(values: Sequence[OODMetrics]) -> OODMetrics:

@@ -19,6 +19,7 @@ __all__ = [
     "RatioModel",
     "RepresentationRatio",
     "ResNetBackbone",
+    "SpeedBackbone",
     "TemporalBasis",
     "TimeConditionedMLP",
     "TimeConditionedRatio",
@@ -40,6 +41,7 @@ __all__ = [
     "input_batches",
     "inverse_noise",
     "named_layers",
+    "timm_network",
     "unwrapped",
     "whitening_of",
 ]
@@ -50,6 +52,7 @@ from .baselines import (
     TimeConditionedMLP,
     TimeConditionedRatio,
     TimeConditionedResNet,
+    timm_network,
 )
 from .bases import KERNELS, RBFBasis, TemporalBasis, conditioning, gram_matrix
 from .frozen import (
@@ -80,4 +83,5 @@ from .representation import (
     classifier_features,
     whitening_of,
 )
+from .speed import SpeedBackbone
 from .unet import CHANNELS, UNetDecoder, UNetEncoder, VectorDecoder, inverse_noise

@@ -35,16 +35,19 @@ __all__ = [
     "TimeConditionedRatio",
     "TimeConditionedResNet",
     "TimeEmbedding",
+    "timm_network",
 ]
 
 import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+import timm
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..errors import UserError, did_you_mean
 from ..paths.quadrature import Quadrature, ode, trapezoid
 from .networks import MLP, ResNetBackbone, zeroed
 from .ratio import Prediction, RatioModel
@@ -249,6 +252,26 @@ class Classifier(RatioModel):
         self.score, self.neighbours = score, neighbours
         self.bank: Tensor | None = None
 
+    @classmethod
+    def of(cls, backbone: nn.Module, head: nn.Linear) -> "Classifier":
+        r"""Returns the classifier of a backbone and a class head, which are not copied."""
+        self = cls(backbone, head.in_features, head.out_features)
+        self.class_head = head
+        return self
+
+    @classmethod
+    def of_timm(cls, net: nn.Module) -> "Classifier":
+        r"""Returns the classifier that a network of timm is, which is taken apart.
+
+        Raises:
+            UserError: If it ends in something else than an affine layer.
+        """
+        head = net.get_classifier()  # type: ignore[operator]
+        if not isinstance(head, nn.Linear):
+            raise UserError(f"classifier: timm's {type(net).__name__} ends in no affine layer.")
+        net.reset_classifier(0)  # type: ignore[operator]
+        return cls.of(net, head)
+
     @torch.no_grad()
     def fit(self, batches: Iterable[Tensor]) -> "Classifier":
         r"""Keeps the features of ID training inputs, for `"knn"`.
@@ -282,6 +305,19 @@ class Classifier(RatioModel):
         else:
             score = _log_odds(_single(logits))
         return Prediction(score, logits)
+
+
+def timm_network(name: str, classes: int) -> nn.Module:
+    r"""Builds a network of timm without weights; the caller's random numbers stay as they are.
+
+    Raises:
+        UserError: If timm has no network of the name.
+    """
+    if not timm.is_model(name):
+        near = did_you_mean(name, timm.list_models())
+        raise UserError(f"classifier: timm has no model {name!r}{near}.")
+    with torch.random.fork_rng(devices=[]):
+        return timm.create_model(name, num_classes=classes).float()
 
 
 def _log_odds(logits: Tensor) -> Tensor:

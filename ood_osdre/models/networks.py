@@ -169,23 +169,16 @@ class MLP(nn.Module):
         dim: The dimension :math:`d` of the inputs.
         features: The number of features :math:`F`, the width of every layer.
         depth: The number of residual layers.
-        activation: The activation's class.
     """
 
-    def __init__(
-        self,
-        dim: int,
-        features: int,
-        depth: int = 3,
-        activation: Callable[[], nn.Module] = nn.SiLU,
-    ) -> None:
+    def __init__(self, dim: int, features: int, depth: int = 3) -> None:
         super().__init__()
         self.features = features
         self.stem = nn.Linear(dim, features)
         self.layers = nn.ModuleList(
-            nn.Sequential(activation(), nn.Linear(features, features)) for _ in range(depth)
+            nn.Sequential(nn.SiLU(), nn.Linear(features, features)) for _ in range(depth)
         )
-        self.activation = activation()
+        self.activation = nn.SiLU()
 
     def forward(self, x: Tensor) -> Tensor:
         r"""Returns the features, with shape :math:`(B, F)`."""
@@ -198,9 +191,9 @@ class MLP(nn.Module):
 class QuadraticFeatures(nn.Module):
     r"""The features :math:`x_i`, :math:`(x_i^2 - 1) / \sqrt{2}` and :math:`x_i x_j`.
 
-    They are orthonormal under :math:`\mathcal{N}(0, I)`. Between two Gaussians every time score of
-    a Gaussian path is a quadratic function of the point. An affine head on them is any quadratic
-    function, or with `block`, one that couples coordinates of the same block only.
+    They are orthonormal under :math:`\mathcal{N}(0, I)`. An affine head on them is any quadratic
+    function, or with `block`, one that couples coordinates of the same block only. Between two
+    Gaussians every time score of a Gaussian path is a quadratic function of the point.
 
     Arguments:
         dim: The dimension :math:`d` of the inputs.

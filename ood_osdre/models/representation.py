@@ -69,6 +69,11 @@ class Whitening(nn.Module):
         self.register_buffer("mean", mean)
         self.register_buffer("matrix", matrix)
 
+    @classmethod
+    def empty(cls, features: int, rank: int) -> "Whitening":
+        r"""Returns one to put tensors into, of :math:`F` features and :math:`r` components."""
+        return cls(torch.zeros(features).float(), torch.zeros(features, rank).float())
+
     @property
     def shape(self) -> tuple[int, int]:
         r"""The numbers of features :math:`F` and of components :math:`r`."""

@@ -66,22 +66,21 @@ class _Block(nn.Module):
 
 
 class UNetEncoder(nn.Module):
-    r"""The contracting half of a U-Net, a backbone for images :math:`(B, C, H, W)`.
+    r"""The contracting half of a U-Net, a backbone for images :math:`(B, 3, H, W)`.
 
     Every level after the first halves the sides. Normalisation is by groups of 8 channels.
 
     Arguments:
         channels: The channels of each level, multiples of 8; the last are the features.
-        inputs: The number of channels :math:`C` of the images.
     """
 
-    def __init__(self, channels: Sequence[int] = CHANNELS, inputs: int = 3) -> None:
+    def __init__(self, channels: Sequence[int] = CHANNELS) -> None:
         super().__init__()
         multiples = all(c >= GROUP and c % GROUP == 0 for c in channels)
         assert multiples, f"channels: got {tuple(channels)}, expected multiples of {GROUP}."
-        self.channels, self.inputs = tuple(channels), inputs
+        self.channels = tuple(channels)
         self.features = self.channels[-1]
-        self.stem = nn.Conv2d(inputs, self.channels[0], 3, padding=1)
+        self.stem = nn.Conv2d(3, self.channels[0], 3, padding=1)
         befores = (self.channels[0], *self.channels[:-1])
         self.blocks = nn.ModuleList(
             _Block(before, after, stride=1 if level == 0 else 2)
@@ -93,7 +92,7 @@ class UNetEncoder(nn.Module):
         r"""Returns the maps of every level, with shapes :math:`(B, C_l, H_l, W_l)`.
 
         Arguments:
-            x: The images, with shape :math:`(B, C, H, W)`; the sides divide by
+            x: The images, with shape :math:`(B, 3, H, W)`; the sides divide by
                 :math:`2^{L - 1}` for :math:`L` levels.
         """
         divisor = 2 ** (len(self.channels) - 1)
@@ -154,10 +153,10 @@ class UNetDecoder(_Decoder):
         self.blocks = nn.ModuleList(_Block(below + skip, skip) for below, skip in pairs)
         self.films = nn.ModuleList(FiLM(encoder.features, skip) for _, skip in pairs)
         self.norm = nn.GroupNorm(channels[0] // GROUP, channels[0])
-        self.head = zeroed(nn.Conv2d(channels[0], encoder.inputs, 3, padding=1))
+        self.head = zeroed(nn.Conv2d(channels[0], 3, 3, padding=1))
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
-        r"""Returns the data scores of images :math:`(B, C, H, W)` at times :math:`(B)`."""
+        r"""Returns the data scores of images :math:`(B, 3, H, W)` at times :math:`(B)`."""
         *skips, y = cast(UNetEncoder, self._encoder[0]).levels(x)
         embedding = self.embedding(t)
         y = self.middle(self.first(y, embedding))
@@ -169,21 +168,20 @@ class UNetDecoder(_Decoder):
 class VectorDecoder(_Decoder):
     r"""The data score of vectors: layers over the features of an MLP, conditioned on the time.
 
-    The first of them also sees the point itself.
+    The first layer also sees the point itself; two residual ones follow.
 
     Arguments:
         encoder: The backbone of the ratio.
         dim: The dimension :math:`d` of the vectors.
-        depth: The number of residual layers.
         scale: A factor on the outputs, a function of the time; None for 1.
     """
 
-    def __init__(self, encoder: MLP, dim: int, depth: int = 2, scale: Scale | None = None) -> None:
+    def __init__(self, encoder: MLP, dim: int, scale: Scale | None = None) -> None:
         super().__init__(encoder, encoder.features, scale)
         features = encoder.features
         self.stem = nn.Linear(features + dim, features)
-        self.layers = nn.ModuleList(nn.Linear(features, features) for _ in range(depth))
-        self.films = nn.ModuleList(FiLM(features, features) for _ in range(depth + 1))
+        self.layers = nn.ModuleList(nn.Linear(features, features) for _ in range(2))
+        self.films = nn.ModuleList(FiLM(features, features) for _ in range(3))
         self.head = zeroed(nn.Linear(features, dim))
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:

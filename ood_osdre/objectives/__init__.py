@@ -30,7 +30,6 @@ __all__ = [
     "ClassLoss",
     "ConditionalJointScoreMatching",
     "ConditionalScoreMatching",
-    "DonskerVaradhan",
     "EndPointLoss",
     "JointScoreMatching",
     "NormalisedLikelihood",
@@ -45,7 +44,6 @@ __all__ = [
     "TimeConditionedConditionalMatching",
     "TimeConditionedScoreMatching",
     "TimeScoreMatching",
-    "VariationalBound",
     "evaluate",
     "log_normal",
 ]
@@ -59,11 +57,9 @@ from .conditional import (
 )
 from .endpoint import (
     LOSSES,
-    DonskerVaradhan,
     EndPointLoss,
     NormalisedLikelihood,
     Proposal,
-    VariationalBound,
     log_normal,
 )
 from .marginal import (

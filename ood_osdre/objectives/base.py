@@ -108,6 +108,10 @@ class Term(nn.Module, abc.ABC):
             The unreduced loss, with shape :math:`(B)`.
         """
 
+    def learnt(self) -> dict[str, Any]:
+        r"""Returns what the term trains beside networks, by name, as numbers for records."""
+        return {}
+
 
 class PathTerm(Term):
     r"""Abstract term on a Gaussian path.
@@ -166,6 +170,10 @@ class Objective(nn.Module):
         self.needs_probe = any(term.needs_probe for _, term in terms.values())
         self.weights = {name: float(weight) for name, (weight, _) in terms.items()}
         self.terms = nn.ModuleDict({name: term for name, (_, term) in terms.items()})
+
+    def learnt(self) -> dict[str, Any]:
+        r"""Returns what the terms train beside networks, by name: `path` of a learnable path."""
+        return {k: v for t in self.terms.values() for k, v in cast(Term, t).learnt().items()}
 
     def forward(self, ratio: Ratio, batch: Batch) -> dict[str, Tensor]:
         r"""Returns the loss of each term, unweighted, and their weighted sum `total`.

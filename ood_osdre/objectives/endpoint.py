@@ -19,12 +19,10 @@ differentiate through its solver to be trained like this.
 
 __all__ = [
     "LOSSES",
-    "DonskerVaradhan",
     "EndPointLoss",
     "EndTerm",
     "NormalisedLikelihood",
     "Proposal",
-    "VariationalBound",
     "capped_exp",
     "log_normal",
 ]
@@ -78,6 +76,14 @@ def _infonce(f_0: Tensor, f_1: Tensor, cap: float) -> Tensor:
     return F.softplus(f_0.logsumexp(dim=0) - f_1)
 
 
+def _nwj(f_0: Tensor, f_1: Tensor, cap: float) -> Tensor:
+    return capped_exp(f_0, cap) - f_1
+
+
+def _mine(f_0: Tensor, f_1: Tensor, cap: float) -> Tensor:
+    return f_0.logsumexp(dim=0) - math.log(len(f_0)) - f_1
+
+
 def capped_exp(f: Tensor, cap: float) -> Tensor:
     r"""Returns an exponential that goes on as its tangent, so that it still pulls back.
 
@@ -101,6 +107,8 @@ LOSSES: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
     "pw_ridge": _pw_ridge,
     "lsif": _lsif,
     "kliep": _kliep,
+    "nwj": _nwj,
+    "mine": _mine,
 }
 
 
@@ -147,12 +155,16 @@ class EndPointLoss(EndTerm):
       ratios more than the logistic loss does and less than least squares,
     - `"pw_ridge"`: the same and :math:`\frac{0.01}{4} (e^{f_0} + e^{f_1})`, as the paper's code,
     - `"kliep"`: :math:`e^{f_0} - f_1`, which also normalises,
-      :math:`\mathbb{E}_{p_0}[e^{f}] = 1` at its minimum.
+      :math:`\mathbb{E}_{p_0}[e^{f}] = 1` at its minimum,
+    - `"nwj"`: the same, the bound of NWJ at the critic :math:`f + 1`; the gain of an ID point does
+      not stop growing at the cap,
+    - `"mine"`: :math:`\log \frac{1}{B} \sum e^{f_0} - f_1`, summed over the batch: the bound of
+      Donsker and Varadhan.
 
     The minimiser of each is the log-ratio of the densities of those points: of the dequantised
     ends, as for the path losses, or of the clean ends. For `"chisq"` it is lower by
-    :math:`\log 1.2`; for `"infonce"` it is known up to a constant, which no AUROC notices; for
-    `"pw_ridge"` it is an increasing function of the log-ratio that stays below
+    :math:`\log 1.2`; for `"infonce"` and `"mine"` it is known up to a constant, which no AUROC
+    notices; for `"pw_ridge"` it is an increasing function of the log-ratio that stays below
     :math:`2 \log 100 = 9.2`.
 
     For `"pw"`, the code that the paper builds on trains :math:`u = e^{f/2} / 2` and reads the
@@ -162,11 +174,12 @@ class EndPointLoss(EndTerm):
     Exponentials are capped at a log-ratio :math:`c`. Beyond :math:`c` the loss of a reference
     point goes on along its tangent and the gain of an ID point stops growing, so that gradients
     stay bounded, still pull an overshooting reference point back, and the minimiser becomes
-    :math:`\min(\log r, c)`. For single precision's sake no exponent is larger than 30: a cap above
-    30 for `"kliep"`, 20 for `"pw"` and 15 for least squares counts as that. The logistic loss and
-    InfoNCE need no cap and ignore it.
+    :math:`\min(\log r, c)`; with `"nwj"` it has no bound where :math:`\log r > c`. For single
+    precision's sake no exponent is larger than 30: a cap above 30 for `"kliep"` and `"nwj"`, 20
+    for `"pw"` and 15 for least squares counts as that. The logistic loss, InfoNCE and `"mine"`
+    need no cap and ignore it.
 
-    All but `"infonce"`, `"chisq"` and `"pw_ridge"` are proper composite losses: they match the
+    All but `"infonce"`, `"mine"`, `"chisq"` and `"pw_ridge"` are proper composite losses: they match the
     ratio in a Bregman divergence.
 
     Takes the arguments of :class:`EndTerm`, and:
@@ -196,6 +209,13 @@ class EndPointLoss(EndTerm):
 
         | Binary losses for density ratio estimation (Zellinger, 2025): `"pw"`
         | https://arxiv.org/abs/2407.01371
+
+        | Estimating divergence functionals and the likelihood ratio by convex risk minimization
+          (Nguyen et al., 2010): `"nwj"`
+        | https://arxiv.org/abs/0809.0853
+
+        | Mutual Information Neural Estimation (Belghazi et al., 2018): `"mine"`
+        | https://arxiv.org/abs/1801.04062
     """
 
     def __init__(
@@ -213,44 +233,6 @@ class EndPointLoss(EndTerm):
     def loss(self, ratio: Ratio, batch: Batch, at: Mapping[str, Any]) -> Tensor:  # noqa: D102
         f_0, f_1 = (ratio.log_ratio_at(at[name]) for name in self.names)
         return LOSSES[self.kind](f_0, f_1, self.cap)
-
-
-class DonskerVaradhan(EndTerm):
-    r"""The loss of MINE, :math:`\log \mathbb{E}_{p_0}[e^f] - \mathbb{E}_{p_1}[f]`, over a batch.
-
-    Its minimiser is the log-ratio up to a constant.
-
-    References:
-        | Mutual Information Neural Estimation (Belghazi et al., 2018)
-        | https://arxiv.org/abs/1801.04062
-    """
-
-    def loss(self, ratio: Ratio, batch: Batch, at: Mapping[str, Any]) -> Tensor:  # noqa: D102
-        f_0, f_1 = (ratio.log_ratio_at(at[name]) for name in self.names)
-        return f_0.logsumexp(dim=0) - math.log(len(f_0)) - f_1
-
-
-class VariationalBound(EndTerm):
-    r"""The loss of NWJ, :math:`\mathbb{E}_{p_0}[e^f] - \mathbb{E}_{p_1}[f]`, its gain without end.
-
-    With :math:`f` the log-ratio, the bound's critic is :math:`f + 1`. Where :func:`capped_exp` has
-    its cap beyond the log-ratio, the minimiser is the log-ratio.
-
-    Arguments:
-        cap: The exponent from which the exponential goes on as its tangent.
-
-    References:
-        | Estimating divergence functionals and the likelihood ratio by convex risk minimization
-        | (Nguyen et al., 2010) https://arxiv.org/abs/0809.0853
-    """
-
-    def __init__(self, cap: float) -> None:
-        super().__init__(clean=True)
-        self.cap = cap
-
-    def loss(self, ratio: Ratio, batch: Batch, at: Mapping[str, Any]) -> Tensor:  # noqa: D102
-        f_0, f_1 = (ratio.log_ratio_at(at[name]) for name in self.names)
-        return capped_exp(f_0, self.cap) - f_1
 
 
 class Proposal(Protocol):

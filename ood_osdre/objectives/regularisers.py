@@ -19,16 +19,27 @@ from .endpoint import EndTerm
 class ClassLoss(EndTerm):
     r"""Cross-entropy of the class head at the ID points.
 
-    Takes the arguments of :class:`~ood_osdre.objectives.endpoint.EndTerm`.
+    Takes the arguments of :class:`~ood_osdre.objectives.endpoint.EndTerm`, and:
+
+    Arguments:
+        smoothing: The share of the target that is spread evenly over all classes.
     """
 
     ends = slice(1, 2)
+
+    def __init__(
+        self, path: GaussianPath | None = None, clean: bool = False, smoothing: float = 0.0
+    ) -> None:
+        super().__init__(path, clean)
+        self.smoothing = smoothing
 
     def loss(self, ratio: Ratio, batch: Batch, at: Mapping[str, Any]) -> Tensor:  # noqa: D102
         logits = at[self.names[0]].logits
         assert logits is not None, "the network has no class head"
         assert batch.label is not None, "the batch has no labels"
-        return F.cross_entropy(logits, batch.label, reduction="none")
+        return F.cross_entropy(
+            logits, batch.label, reduction="none", label_smoothing=self.smoothing
+        )
 
 
 class OutlierExposure(EndTerm):
@@ -99,3 +110,6 @@ class PathVariance(PathTerm):
         # Not a matrix product, which autocast would take to half precision.
         variance = (weights * self.path.moment_variance(nodes, self.moments)).sum()
         return variance.log().expand_as(batch.t)
+
+    def learnt(self) -> dict[str, Any]:  # noqa: D102
+        return {"path": self.path.numbers()}

@@ -36,7 +36,7 @@ weight decay, as zero means nothing to them.
 __all__ = ["GaussianPath", "Moments", "Rates"]
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -123,6 +123,10 @@ class GaussianPath(nn.Module):
     def t_range(self) -> tuple[float, float]:
         r"""The times at which the path may be used."""
         return self.t_min, 1 - self.t_min
+
+    def numbers(self) -> dict[str, Any]:
+        r"""Returns the numbers of noise and schedule that define the path, by name, for records."""
+        return {**self.noise.numbers(), **self.schedule.numbers()}
 
     def rates(self, t: Tensor) -> Rates:
         r"""Returns the coefficients of the path, differentiable in `t` and in its parameters.

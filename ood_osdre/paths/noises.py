@@ -14,6 +14,7 @@ __all__ = ["BridgeNoise", "DDBINoise", "DequantisationNoise", "NoiseModel"]
 
 import abc
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +43,10 @@ class NoiseModel(nn.Module, abc.ABC):
             t: The time :math:`t`, with shape :math:`(*)`.
             schedule: The schedule's rates at :math:`t`.
         """
+
+    def numbers(self) -> dict[str, Any]:
+        r"""Returns the variances of the model by name, learnt or not, for records."""
+        return {"eps": self.eps}
 
 
 class DequantisationNoise(NoiseModel):
@@ -81,6 +86,9 @@ class BridgeNoise(NoiseModel):
     def forward(self, t: Tensor, schedule: ScheduleRates) -> tuple[Tensor, Tensor]:  # noqa: D102
         gamma2 = self.gamma2
         return gamma2 * t * (1 - t) + self.eps, gamma2 * (1 - 2 * t)
+
+    def numbers(self) -> dict[str, Any]:  # noqa: D102
+        return {"gamma2": float(torch.as_tensor(self.gamma2).detach()), **super().numbers()}
 
 
 class DDBINoise(BridgeNoise):

@@ -70,7 +70,6 @@ def ode(
     atol: float = 1e-6,
     t_min: float = 0.0,
     t_max: float = 1.0,
-    method: str = "RK45",
 ) -> Quadrature:
     r"""Integrates a time score with an adaptive ODE solver (SciPy's).
 
@@ -88,7 +87,6 @@ def ode(
     Arguments:
         rtol: The relative tolerance, above 0.
         atol: The absolute tolerance in nats, above 0.
-        method: A method of :func:`scipy.integrate.solve_ivp`.
 
     Raises:
         RuntimeError: If the solver gives up, or a score is not finite.
@@ -111,9 +109,7 @@ def ode(
             )
         return s
 
-    solution = solve_ivp(
-        slope, (t_min, t_max), np.zeros(len(x)), method=method, rtol=rtol, atol=atol
-    )
+    solution = solve_ivp(slope, (t_min, t_max), np.zeros(len(x)), rtol=rtol, atol=atol)
     if not solution.success:
         raise RuntimeError(f"The ODE solver stopped at t = {solution.t[-1]}: {solution.message}")
     log_ratio = torch.as_tensor(solution.y[:, -1]).to(_at_least_single(x)).to(x.device)

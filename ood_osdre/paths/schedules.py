@@ -27,7 +27,7 @@ __all__ = [
 
 import abc
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -61,6 +61,10 @@ class Schedule(nn.Module, abc.ABC):
         Arguments:
             t: The time :math:`t \in [0, 1]`, with shape :math:`(*)`.
         """
+
+    def numbers(self) -> dict[str, Any]:
+        r"""Returns what can be learnt, by name, for records; empty for a fixed schedule."""
+        return {}
 
 
 class LinearSchedule(Schedule):
@@ -209,6 +213,10 @@ class KumaraswamySchedule(Schedule):
     def shapes(self) -> tuple[Tensor, Tensor]:
         r"""The shapes :math:`a` and :math:`b` of the components, each with shape :math:`(K)`."""
         return self.order + F.softplus(self.raw_a), 2 + F.softplus(self.raw_b)
+
+    def numbers(self) -> dict[str, Any]:  # noqa: D102
+        values = zip(("weights", "a", "b"), (self.weights, *self.shapes), strict=True)
+        return {name: value.tolist() for name, value in values}
 
     def forward(self, t: Tensor) -> ScheduleRates:  # noqa: D102
         weights, (a, b) = self.weights, self.shapes

@@ -13,9 +13,9 @@ Install with `pip install 'ood-osdre[pytorch-ood]'`.
 
 __all__ = ["FeatureRatioDetector", "OneStepRatioDetector"]
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -23,10 +23,11 @@ from torch import Tensor, nn
 from ..config import HeadConfig
 from ..data.images import SLACK
 from ..data.transforms import Standardiser
-from ..detectors import FeatureRatio, OneStepDetector, Scorer
+from ..detectors import FeatureRatio, OneStepDetector, Scorer, input_shape
 from ..errors import UserError
 from ..evaluation.metrics import check_scores
 from ..models import RatioModel, check_inputs, evaluating
+from ..options import shown
 
 try:
     from pytorch_ood.api import (
@@ -74,6 +75,9 @@ class OneStepRatioDetector(Detector):
             :math:`[0, 1]` as `ToTensor` makes them, and apply their own statistics. Or a bare
             ratio, which takes network inputs.
 
+    Raises:
+        UserError: If the model is none of these.
+
     Example:
         >>> from ood_osdre import load_scorer
         >>> detector = OneStepRatioDetector(load_scorer("runs/digits"))  # doctest: +SKIP
@@ -93,12 +97,13 @@ class OneStepRatioDetector(Detector):
             self.ratio = model.fold()
         elif isinstance(model, Scorer):
             self._take(model)
-        else:
-            assert isinstance(model, OneStepDetector), (
-                f"model: got {type(model).__name__}, expected a OneStepDetector, Scorer or ratio"
+        elif not isinstance(model, OneStepDetector):
+            raise UserError(
+                f"model: got {shown(model)}, expected a OneStepDetector, a Scorer or a ratio; "
+                "load_scorer(folder) reads that of a run folder."
             )
-            if model.is_fitted:
-                self._take(model.scorer)
+        elif model.is_fitted:
+            self._take(model.scorer)
         self.requires_fit = self.ratio is None
 
     def fit(self, data_loader: Batches) -> "OneStepRatioDetector":
@@ -163,7 +168,7 @@ class OneStepRatioDetector(Detector):
     def _take(self, scorer: Scorer) -> None:
         # A copy, because moving the detector must not move the scorer.
         self.ratio, self.preprocess = scorer.ratio.fold(), scorer.preprocess
-        self.shape = (scorer.shape[-1], *scorer.shape[:-1])  # channels first
+        self.shape = input_shape(scorer.metadata)
 
 
 class FeatureRatioDetector(FeaturesDetector):
@@ -183,7 +188,7 @@ class FeatureRatioDetector(FeaturesDetector):
     def __init__(
         self,
         encoder: Callable[[Tensor], Tensor] | None,
-        options: HeadConfig | None = None,
+        options: HeadConfig | Mapping[str, Any] | None = None,
     ) -> None:
         _require()
         super().__init__()
@@ -256,7 +261,7 @@ def _collect(
         if len(parts) != 2 or not all(isinstance(part, Tensor) for part in parts):
             found = ", ".join(type(part).__name__ for part in parts[:3])
             fault = f"a batch has {len(parts)} parts ({found}), expected a pair (x, y) of tensors"
-        elif parts[1].shape != parts[0].shape[:1] or parts[1].isnan().any():
+        elif not parts[0].ndim or parts[1].shape != parts[0].shape[:1] or parts[1].isnan().any():
             x_shape, y_shape = (tuple(part.shape) for part in parts)
             fault = (
                 f"a batch has inputs with shape {x_shape} and labels with shape {y_shape}, "
@@ -267,11 +272,15 @@ def _collect(
         xs.append(transform(parts[0]).cpu())
         ys.append(parts[1].cpu())
     y = torch.cat(ys) if ys else torch.zeros(0)
-    reference = y < 0
-    count = int(reference.sum())
+    reference, fault = y < 0, ""
+    count, shapes = int(reference.sum()), {tuple(x.shape[1:]) for x in xs}
     if count in (0, len(y)):
-        raise UserError(
-            f"data: {count} of {len(y)} labels are below 0, expected both ID samples and samples "
-            "of a reference, which labels below 0 mark."
+        fault = (
+            f"{count} of {len(y)} labels are below 0, expected both ID samples and samples of a "
+            "reference, which labels below 0 mark"
         )
+    elif len(shapes) > 1:
+        fault = f"batches have samples of shapes {shown(sorted(shapes))}, expected one shape"
+    if fault:
+        raise UserError(f"data: {fault}.")
     return torch.cat(xs), y, reference

@@ -1,12 +1,12 @@
-r"""Parts that suit ratios of vectors: normal scores and a better basis.
+r"""Parts that suit ratios of vectors: normal scores, a better basis, and a head of the time.
 
 Increasing maps of single coordinates leave a mutual information as it is; :class:`NormalScores`
 takes away what makes heavy tails hard.
 
-Between two Gaussians a network with a linear head on quadratic features can represent the time score
-exactly (:class:`ood_osdre.models.networks.QuadraticFeatures`). What is left is the conditioning of
-the regression: features have unit variance under a standard normal, and :class:`OrthonormalBasis`
-does the same for the functions of the time.
+A linear head on :class:`~ood_osdre.models.QuadraticFeatures` can represent the time score between
+two Gaussians exactly. What is left is the conditioning of the regression: those features have unit
+variance under a standard normal, and :class:`OrthonormalBasis` does the same for the functions of
+the time.
 """
 
 __all__ = ["NormalScores", "OrthonormalBasis", "TimeConditionedFeatures"]
@@ -20,6 +20,8 @@ from ..models import RBFBasis, TemporalBasis, gram_matrix
 
 # The largest number in double precision, and the least above zero.
 LARGEST, LEAST = torch.finfo(torch.float64).max, 5e-324
+# The largest number of quantiles of normal scores.
+KNOTS = 257
 
 
 class NormalScores:
@@ -30,13 +32,12 @@ class NormalScores:
 
     Arguments:
         sample: The sample, with shape :math:`(N, d)`.
-        knots: The largest number of quantiles.
     """
 
-    def __init__(self, sample: Tensor, knots: int = 257) -> None:
+    def __init__(self, sample: Tensor) -> None:
         assert sample.ndim == 2, "'sample' should have shape (N, d)"
         assert len(sample) >= 2, "'sample' should have at least 2 rows"
-        size = min(knots, len(sample))
+        size = min(KNOTS, len(sample))
         order = sample.double().sort(dim=0).values
         ranks = torch.linspace(0, len(sample) - 1, size).round().long()
         levels = (ranks.double() + 0.5) / len(sample)
@@ -117,11 +118,11 @@ class TimeConditionedFeatures(nn.Module):
     Arguments:
         backbone: A module from :math:`(B, *)` to features :math:`(B, F)`.
         features: The number of features :math:`F`.
-        width: The width of the network of the time.
     """
 
-    def __init__(self, backbone: nn.Module, features: int, width: int = 64) -> None:
+    def __init__(self, backbone: nn.Module, features: int) -> None:
         super().__init__()
+        width = 64  # of the network of the time
         self.backbone = backbone
         self.weights = nn.Sequential(
             nn.Linear(1, width), nn.SiLU(), nn.Linear(width, width), nn.SiLU()

@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from ..errors import UserError
 from ..models import OneStepRatio, RatioModel
 from ..objectives import Batch, log_normal
-from ..paths import DDBINoise, GaussianPath, Moments, UniformTimes
+from ..paths import DDBINoise, GaussianPath, UniformTimes
 from ..sections import TrainingConfig
 from ..training.batches import Batches, Pairs, Stream, step_generator
 from ..training.build import SCHEDULES
@@ -208,10 +208,10 @@ class _DrawnBatches(Batches):
             block = options.block if options.backbone == "block_quadratic" else None
             affine = Affine.of(torch.cat(first), options.standardise, block)
         self.draw_pairs, self.affine = draw_pairs, affine
-        self._moments = Moments.of(*(affine(x) for x in first))
+        self._ends = affine(first[0]), affine(first[1])
 
-    def moments(self) -> Moments:
-        return self._moments
+    def ends(self) -> tuple[Tensor, Tensor]:
+        return self._ends
 
     def pairs(self, step: int, generator: Generator) -> Pairs:
         return self._standardised(self.draw_pairs(self.batch_size, generator))

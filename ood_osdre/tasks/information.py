@@ -31,6 +31,7 @@ __all__ = ["LOG_RATIO_METHODS", "Information", "check_variables", "ksg", "mutual
 
 import logging
 import math
+from numbers import Real
 from typing import NamedTuple
 
 import numpy as np
@@ -44,6 +45,7 @@ from torch import Generator, Tensor
 from torch.nn import functional as F
 
 from ..errors import UserError
+from ..options import shown
 from .features import NormalScores
 from .fit import DrawPairs, RatioFit, fit_ratio
 from .methods import METHODS, FitOptions, OptionsLike, check_method, fit_options
@@ -138,8 +140,8 @@ def mutual_information(
         | (McAllester and Stratos, 2020)
         | https://arxiv.org/abs/1811.04251
     """
-    if not 0 < level < 1:
-        raise UserError(f"level: got {level}, expected a number in (0, 1).")
+    if not isinstance(level, Real) or not 0 < level < 1:
+        raise UserError(f"level: got {shown(level)}, expected a number in (0, 1).")
     check_method(method, LOG_RATIO_METHODS)
     options = fit_options(options, DEFAULTS)
     first, second = check_variables(x, y)

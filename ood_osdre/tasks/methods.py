@@ -46,7 +46,6 @@ from ..models import (
 )
 from ..objectives import (
     ConditionalScoreMatching,
-    DonskerVaradhan,
     EndPointLoss,
     NormalisedLikelihood,
     Objective,
@@ -56,9 +55,8 @@ from ..objectives import (
     TimeConditionedConditionalMatching,
     TimeConditionedScoreMatching,
     TimeScoreMatching,
-    VariationalBound,
 )
-from ..options import Count, Options, Positive, Weight
+from ..options import BatchSize, Count, Options, Positive, Weight, shown
 from ..paths import DDBINoise, GaussianPath, InverseVarianceWeight, Moments
 from ..sections import KernelName, Seed
 from ..training.distributed import find_device
@@ -100,7 +98,7 @@ class FitOptions(Options):
     """
 
     steps: Count = 1000
-    batch_size: Count = 512
+    batch_size: BatchSize = 512
     lr: Positive = 2e-3
     weight_decay: Weight = 0.0
     clip: Weight = 10.0
@@ -136,6 +134,8 @@ class FitOptions(Options):
 
 #: What a caller may give for options: all of them, those that differ from the defaults, or none.
 OptionsLike: TypeAlias = FitOptions | Mapping[str, Any] | None
+# How a divergence is read off a fitted ratio.
+Bound: TypeAlias = Literal["mean", "nwj", "dv", "infonce"]
 
 
 def fit_options(options: OptionsLike, defaults: FitOptions) -> FitOptions:
@@ -193,7 +193,7 @@ class Method:
     objective: Callable[[Context], Objective]
     kernel: bool = False
     solver: bool = False
-    bound: Literal["mean", "nwj", "dv", "infonce"] = "mean"
+    bound: Bound = "mean"
 
 
 #: From a context to a backbone and the number of its features.
@@ -207,9 +207,9 @@ def check_method(name: object, known: Iterable[str]) -> None:
         UserError: If it is not.
     """
     known = tuple(known)
-    if name not in known:
-        near = did_you_mean(str(name), known)
-        raise UserError(f"method: got {name!r}{near}, expected one of {', '.join(known)}.")
+    if not isinstance(name, str) or name not in known:  # an array is equal to no text
+        near = did_you_mean(name, known) if isinstance(name, str) else ""
+        raise UserError(f"method: got {shown(name)}{near}, expected one of {', '.join(known)}.")
 
 
 def one_step(context: Context, build: BuildBackbone | None = None) -> RatioModel:
@@ -277,7 +277,7 @@ def _one_step(label: str, make: Callable[[Context], Term]) -> Method:
     return Method(label, one_step, _single(make), kernel=True)
 
 
-def _direct(label: str, loss: str, bound: Literal["mean", "infonce"] = "mean") -> Method:
+def _direct(label: str, loss: str, bound: Bound = "mean") -> Method:
     make = _single(lambda c: EndPointLoss(loss=loss, clean=True, cap=c.options.cap))
     return Method(label, direct, make, bound=bound)
 
@@ -310,7 +310,7 @@ METHODS: dict[str, Method] = {
     "lsif": _direct("LSIF", "lsif"),
     "chisq": _direct("ChiSq", "chisq"),
     "pw": _direct("PW", "pw"),
-    "nwj": Method("NWJ", direct, _single(lambda c: VariationalBound(c.options.cap)), bound="nwj"),
+    "nwj": _direct("NWJ", "nwj", bound="nwj"),
     "infonce": _direct("InfoNCE", "infonce", bound="infonce"),
-    "mine": Method("MINE", direct, _single(lambda c: DonskerVaradhan(clean=True)), bound="dv"),
+    "mine": _direct("MINE", "mine", bound="dv"),
 }

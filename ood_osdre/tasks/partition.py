@@ -49,6 +49,8 @@ LogDensity = Callable[[Tensor], Tensor]
 CHUNK = 1024
 # The acceptance rate that the step sizes of annealing are tuned to.
 ACCEPTANCE = 0.65
+# The leapfrog steps of a transition.
+LEAPFROG = 5
 
 
 class LogMass(NamedTuple):
@@ -92,7 +94,6 @@ class GaussianMixture:
         components: int,
         defensive: float = 0.0,
         inflation: float = 1.0,
-        seed: int = 0,
     ) -> "GaussianMixture":
         r"""Fits a mixture to a sample, with scikit-learn.
 
@@ -102,11 +103,10 @@ class GaussianMixture:
             defensive: The weight of a further component, :math:`\mathcal{N}(0, I)`, which keeps
                 importance weights of anything close to it bounded.
             inflation: The factor on the covariances.
-            seed: The seed of the initialisation.
         """
         from sklearn.mixture import GaussianMixture as Fit
 
-        fit = Fit(components, reg_covar=1e-4, random_state=seed).fit(x.cpu().double().numpy())
+        fit = Fit(components, reg_covar=1e-4, random_state=0).fit(x.cpu().double().numpy())
         means, weights = torch.as_tensor(fit.means_), torch.as_tensor(fit.weights_)
         factors = torch.linalg.cholesky(inflation * torch.as_tensor(fit.covariances_))
         if defensive:
@@ -216,7 +216,6 @@ def annealed_mass(
     generator: Generator,
     chains: int = 256,
     levels: int = 200,
-    leapfrog: int = 5,
 ) -> LogMass:
     r"""Estimates :math:`\log \mathbb{E}_{p_0}[\hat r]` by AIS with Hamiltonian transitions.
 
@@ -231,14 +230,13 @@ def annealed_mass(
         generator: The source of randomness.
         chains: The number of chains, which are independent.
         levels: The number of densities.
-        leapfrog: The number of leapfrog steps of a transition.
     """
     # Levels crowd where the density changes fastest, at the start.
     betas = torch.linspace(0, 1, levels + 1)[1:] ** 2
 
     def run(chains: int, steps: list[float] | None) -> tuple[Tensor, list[float]]:
         x = torch.randn(chains, dim, generator=generator, device=generator.device)
-        return _anneal(log_ratio, x, betas.tolist(), leapfrog, steps, generator)
+        return _anneal(log_ratio, x, betas.tolist(), steps, generator)
 
     _, steps = run(max(chains // 4, 16), None)
     return weights_mass(run(chains, steps)[0])
@@ -248,7 +246,6 @@ def _anneal(
     log_ratio: LogDensity,
     x: Tensor,
     betas: list[float],
-    leapfrog: int,
     steps: list[float] | None,
     generator: Generator,
 ) -> tuple[Tensor, list[float]]:
@@ -264,7 +261,7 @@ def _anneal(
         before = beta
         size = size if steps is None else steps[i]
         used.append(size)
-        x, f, slope, rate = _transition(log_ratio, x, f, slope, beta, size, leapfrog, generator)
+        x, f, slope, rate = _transition(log_ratio, x, f, slope, beta, size, generator)
         if steps is None:
             size = min(size * math.exp(rate - ACCEPTANCE), 1.0)
     return log_weights, used
@@ -277,7 +274,6 @@ def _transition(
     slope: Tensor,
     beta: float,
     size: float,
-    leapfrog: int,
     generator: Generator,
 ) -> tuple[Tensor, Tensor, Tensor, float]:
     r"""Takes one Hamiltonian step that leaves :math:`p_0 \hat r^\beta` invariant."""
@@ -289,10 +285,10 @@ def _transition(
 
     y, g, along = x, f, slope
     p = momentum + size / 2 * (beta * along - y)
-    for i in range(leapfrog):
+    for i in range(LEAPFROG):
         y = y + size * p
         g, along = _value_and_slope(log_ratio, y)
-        p = p + (size if i < leapfrog - 1 else size / 2) * (beta * along - y)
+        p = p + (size if i < LEAPFROG - 1 else size / 2) * (beta * along - y)
     accepted = u.log() < energy(x, f, momentum) - energy(y, g, p)
     x, slope = (torch.where(accepted[:, None], *pair) for pair in ((y, x), (along, slope)))
     return x, torch.where(accepted, g, f), slope, accepted.double().mean().item()

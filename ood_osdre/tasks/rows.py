@@ -11,6 +11,7 @@ __all__ = [
     "check_pairs",
     "check_rows",
     "read_rows",
+    "refuse_constant",
     "refuse_mask",
     "repetition",
 ]
@@ -82,6 +83,18 @@ def refuse_mask(name: str, values: object) -> None:
         raise UserError(f"{name}: {count} values are masked, expected an array without a mask.")
 
 
+def refuse_constant(name: str, x: Array) -> None:
+    r"""Refuses rows, :math:`(N, d)`, of which a column is constant, with a :class:`UserError`."""
+    if problem := _constant(x):
+        raise UserError(f"{name}: {problem}.")
+
+
+def _constant(x: Array) -> str | None:
+    constant = x.min(axis=0) == x.max(axis=0)
+    found = f"column {constant.argmax()} is constant, expected one that varies"
+    return found if constant.any() else None
+
+
 def repetition(column: Array) -> str | None:
     r"""Returns how a column, :math:`(n)`, repeats its values if it is discrete, else None."""
     n, counts = len(column), np.unique(column, return_counts=True)[1]
@@ -107,9 +120,8 @@ def _obstacle(x: Array, least: int) -> str | None:
     r"""Returns why no density can be fitted to rows, None if one can."""
     if len(x) < least:
         return f"{len(x)} rows, expected at least {least}"
-    constant = x.min(axis=0) == x.max(axis=0)
-    if constant.any():
-        return f"column {constant.argmax()} is constant, expected one that varies"
+    if constant := _constant(x):
+        return constant
     with np.errstate(over="ignore", under="ignore"):
         deviation = x.std(axis=0)
     wild = ~((deviation > 0) & np.isfinite(deviation))

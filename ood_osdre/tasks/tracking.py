@@ -37,7 +37,8 @@ import logging
 import math
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sized
+from numbers import Integral, Real
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -47,10 +48,11 @@ from scipy.special import ndtri
 from torch import Generator, Tensor
 
 from ..errors import UserError
+from ..options import shown
 from ..training.batches import Stream, step_generator
 from .fit import DrawPairs, RatioFit, divergence, fit_ratio
 from .methods import METHODS, FitOptions, OptionsLike, check_method, fit_options
-from .rows import read_rows, refuse_mask
+from .rows import read_rows, refuse_constant, refuse_mask
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +104,7 @@ class KLTracker:
             :class:`ood_osdre.tasks.methods.FitOptions`; seeds count up from theirs. By default
             features are squares of single coordinates, which see means and variances.
         reference: What windows of a stream are compared to: points of :math:`p_0`, at least 200,
-            with shape :math:`(N, d)`, or a function that draws :math:`n` of them, given :math:`n`
+            no column constant, with shape :math:`(N, d)`, or a function that draws :math:`n` of them, given :math:`n`
             and a generator.
 
     Raises:
@@ -141,7 +143,7 @@ class KLTracker:
 
         Arguments:
             current: A window of the stream, points of :math:`p_t` with shape :math:`(N, d)`, at
-                least 200, for a tracker with a reference; or a function that draws points of
+                least 200, no column constant, for a tracker with a reference; or a function that draws points of
                 :math:`p_0` and of :math:`p_t`, see :func:`ood_osdre.tasks.fit.fit_ratio`.
 
         Raises:
@@ -184,18 +186,17 @@ class KLTracker:
     def _source(self, name: str, values: ArrayLike | Sampler) -> "_Source":
         if callable(values):
             return _Source(values, None)
-        device = self.options.device
         rows = read_rows(name, values, self.dim, LEAST_WINDOW)
-        points = torch.as_tensor(rows, dtype=torch.get_default_dtype()).to(device)
-        generator = step_generator(self.options.seed + self.steps, Stream.TEST, 1, device)
+        refuse_constant(name, rows)  # its divergence is infinite
+        points = torch.as_tensor(rows, dtype=torch.get_default_dtype()).to(self.options.device)
+        generator = step_generator(self.options.seed + self.steps, Stream.TEST, 1, points.device)
         order = torch.randperm(len(points), generator=generator, device=points.device)
-        cut = round(SHARE * len(points))
-        rest = points[order[cut:]]
+        kept, rest = points[order].tensor_split([round(SHARE * len(points))])
 
         def draw(n: int, generator: Generator) -> Tensor:
             return rest[torch.randint(len(rest), (n,), generator=generator, device=rest.device)]
 
-        return _Source(draw, points[order[:cut]])
+        return _Source(draw, kept)
 
 
 class _Source(NamedTuple):
@@ -265,13 +266,14 @@ class DriftMonitor:
         window: int = 500,
         seed: int = 0,
     ) -> None:
-        if not (1 < run_length < math.inf and window >= 1):
+        numbers = isinstance(run_length, Real) and isinstance(window, Integral)
+        if not numbers or not (1 < run_length < math.inf and window >= 1):
             raise UserError(
-                f"run_length and window: got {run_length} and {window}, expected a finite number "
-                "above 1 and at least 1."
+                f"run_length and window: got {shown(run_length)} and {shown(window)}, expected a "
+                "finite number above 1 and a whole number from 1."
             )
         self._log_ratio = log_ratio
-        self.run_length, self.window = float(run_length), window
+        self.run_length, self.window = float(run_length), int(window)
         self._rng = np.random.default_rng(seed)
         self.count = 0
         self.restart(calibration)
@@ -327,9 +329,8 @@ class DriftMonitor:
     def _scores(self, name: str, inputs: object, least: int) -> NDArray[np.float64]:
         refuse_mask(name, inputs)
         scores = read_rows(f"{name} scores", self._log_ratio(inputs), 1, least)[:, 0]
-        count = len(inputs) if hasattr(inputs, "__len__") else len(scores)
-        if len(scores) != count:
-            raise UserError(f"{name}: got {len(scores)} scores of {count} inputs.")
+        if isinstance(inputs, Sized) and len(inputs) != len(scores):
+            raise UserError(f"{name}: got {len(scores)} scores of {len(inputs)} inputs.")
         if (largest := np.abs(scores).max()) > LARGEST:
             raise UserError(f"{name} scores: got {largest:.3g}, expected log-ratios in nats.")
         return scores
@@ -346,5 +347,4 @@ class DriftMonitor:
         self._cusum = np.maximum(self._cusum + bets, 0.0)
         self._starts[self._cusum == 0] = self.count
         if self.statistic >= self.run_length:
-            self.alarm = self.count
-            self.start = int(self._starts[int(self._logs.argmax())])
+            self.alarm, self.start = self.count, int(self._starts[int(self._logs.argmax())])

@@ -14,12 +14,12 @@ __all__ = [
     "Batches",
     "ImageBatches",
     "Pairs",
+    "PixelBatches",
     "Stream",
     "VectorBatches",
     "broadened",
     "limited",
     "step_generator",
-    "vary_reference",
 ]
 
 import abc
@@ -50,6 +50,8 @@ class Stream(enum.Enum):
     SHUFFLE_REFERENCE = "images", 2
     LIMIT = "images", 3
     HOST = "images", 4
+    FLIP_ID = "images", 7
+    FLIP_REFERENCE = "images", 8
     SPLIT = "features", 5
     PROBE = "any", 6
     MOMENTS = "tasks", 1
@@ -102,8 +104,15 @@ class Batches(abc.ABC):
         r"""Returns the pairs of a step, given its source of randomness, on the device."""
 
     @abc.abstractmethod
+    def ends(self) -> tuple[Tensor, Tensor]:
+        r"""Returns points of :math:`p_0` and of :math:`p_1`, not augmented, each :math:`(N, *)`.
+
+        They are enough to estimate second moments, the same at every call, and taken from no batch.
+        """
+
     def moments(self) -> Moments:
         r"""Returns the second moments of both ends."""
+        return Moments.of(*self.ends())
 
     def __call__(self, step: int) -> Batch:
         r"""Returns the batch of a step."""
@@ -121,7 +130,32 @@ class Batches(abc.ABC):
         return Batch(x_0, x_1, t, _normal_like(x_1, generator), label)
 
 
-class ImageBatches(Batches):
+class PixelBatches(Batches):
+    r"""Abstract batches of images; a subclass sets how they are varied and preprocessed."""
+
+    options: DataConfig
+    preprocess: Preprocess
+
+    def varied(
+        self, x_0: Tensor, x_1: Tensor, label: Tensor, step: int, generator: Generator
+    ) -> Pairs:
+        r"""Returns normalised pairs of a step's pixels, its reference varied.
+
+        The first reference images, a share `broaden`, are broadened, and the last, a share
+        `mixture`, replaced by ID images. Pixels are in :math:`[0, 1]`, those of the reference in
+        random order, with shape :math:`(B, C, H, W)`.
+        """
+        random = Randomness(generator, step_generator(self.seed, Stream.HOST, step, "cpu"))
+        if broadened := round(self.options.broaden * len(x_0)):
+            x_0 = torch.cat([broaden(x_0[:broadened], random), x_0[broadened:]])
+        if mixed := round(self.options.mixture * len(x_0)):
+            # Rolled, so that no ID image stands in both halves of one pair.
+            x_0 = torch.cat([x_0[:-mixed], x_1.roll(1, dims=0)[-mixed:]])
+        normalise = self.preprocess.normalise
+        return Pairs(normalise(x_0), normalise(x_1), label.to(self.device))
+
+
+class ImageBatches(PixelBatches):
     r"""Batches of images, augmented on the device.
 
     Arguments:
@@ -162,35 +196,46 @@ class ImageBatches(Batches):
         self.id_labels = torch.as_tensor(id_train.labels, device=self.device)
         # The order of the current epoch.
         self._shuffles: dict[Stream, tuple[int, Tensor]] = {}
+        # Which images are mirrored in the first epoch, and in every other one after it.
+        self._first_flips = {
+            Stream.SHUFFLE_ID: _coins(len(self.id_images), seed, Stream.FLIP_ID),
+            Stream.SHUFFLE_REFERENCE: _coins(
+                len(self.reference_images), seed, Stream.FLIP_REFERENCE
+            ),
+        }
 
-    def moments(self) -> Moments:  # noqa: D102
-        return Moments.of(*(self.preprocess.sample(s.images) for s in self._ends))
+    def ends(self) -> tuple[Tensor, Tensor]:  # noqa: D102
+        reference, id_train = (self.preprocess.sample(s.images) for s in self._ends)
+        return reference, id_train
 
     def pairs(self, step: int, generator: Generator) -> Pairs:
         r"""Returns the images of a step, each with shape :math:`(B, C, H, W)`."""
-        chosen = self._indices(step, Stream.SHUFFLE_ID, len(self.id_images))
-        other = self._indices(step, Stream.SHUFFLE_REFERENCE, len(self.reference_images))
-        flip, crop, pixels = self.options.flip, self.options.crop, self.preprocess.pixels
-        x_1 = pixels(flip_crop(self.id_images, chosen, flip, crop, generator))
-        x_0 = pixels(flip_crop(self.reference_images, other, flip, crop, generator))
-        random = Randomness(generator, step_generator(self.seed, Stream.HOST, step, "cpu"))
-        x_0 = vary_reference(x_0, x_1, self.options, random)
-        normalise = self.preprocess.normalise
-        return Pairs(normalise(x_0), normalise(x_1), self.id_labels[chosen])
+        chosen, flip_1 = self._chosen(step, Stream.SHUFFLE_ID, len(self.id_images))
+        other, flip_0 = self._chosen(step, Stream.SHUFFLE_REFERENCE, len(self.reference_images))
+        crop, pixels = self.options.crop, self.preprocess.pixels
+        x_1 = pixels(flip_crop(self.id_images, chosen, flip_1, crop, generator))
+        x_0 = pixels(flip_crop(self.reference_images, other, flip_0, crop, generator))
+        return self.varied(x_0, x_1, self.id_labels[chosen], step, generator)
 
-    def _indices(self, step: int, stream: Stream, total: int) -> Tensor:
-        r"""Returns the images of a step: epochs without replacement, end to end."""
+    def _chosen(self, step: int, stream: Stream, total: int) -> tuple[Tensor, bool | Tensor]:
+        r"""Returns the images of a step, epochs without replacement end to end, and their flips."""
         first, last = step * self.batch_size, (step + 1) * self.batch_size
-        parts = []
+        parts, flips = [], []
         for epoch in range(first // total, (last - 1) // total + 1):
             start = epoch * total
             order = self._shuffle(epoch, stream, total)
             parts.append(order[max(first - start, 0) : last - start])
-        indices = torch.cat(parts)
+            flips.append(self._first_flips[stream][parts[-1]] ^ bool(epoch % 2))
+        indices = self._placed(torch.cat(parts))
+        if self.options.flip == "alternating":
+            return indices, self._placed(torch.cat(flips))
+        return indices, self.options.flip == "random"
+
+    def _placed(self, x: Tensor) -> Tensor:
         if self.device.type == "cuda":
             # From pinned memory the copy does not wait for the device.
-            indices = indices.pin_memory()
-        return indices.to(self.device, non_blocking=True)
+            x = x.pin_memory()
+        return x.to(self.device, non_blocking=True)
 
     def _shuffle(self, epoch: int, stream: Stream, total: int) -> Tensor:
         cached = self._shuffles.get(stream)
@@ -227,9 +272,9 @@ class VectorBatches(Batches):
         self.labels = labels.to(self.device)
         self._limit = standardise.sample_size
 
-    def moments(self) -> Moments:  # noqa: D102
-        ends = self.reference, self.id_train
-        return Moments.of(*(x[:: max(1, len(x) // self._limit)] for x in ends))
+    def ends(self) -> tuple[Tensor, Tensor]:  # noqa: D102
+        x_0, x_1 = (x[:: max(1, len(x) // self._limit)] for x in (self.reference, self.id_train))
+        return x_0, x_1
 
     def pairs(self, step: int, generator: Generator) -> Pairs:
         r"""Returns the vectors of a step, each with shape :math:`(B, d)`."""
@@ -240,27 +285,12 @@ class VectorBatches(Batches):
         return Pairs(self.reference[other], self.id_train[chosen], self.labels[chosen])
 
 
-def vary_reference(x_0: Tensor, x_1: Tensor, options: DataConfig, random: Randomness) -> Tensor:
-    r"""Replaces the first of the reference images by broadened ones, the last by ID images.
-
-    Arguments:
-        x_0: Reference images in :math:`[0, 1]`, in random order, with shape :math:`(B, C, H, W)`.
-        x_1: The ID images of the batch, with shape :math:`(B, C, H, W)`.
-        options: The shares, `broaden` and `mixture`.
-        random: The sources of randomness.
-    """
-    broadened = round(options.broaden * len(x_0))
-    if broadened:
-        x_0 = torch.cat([broaden(x_0[:broadened], random), x_0[broadened:]])
-    mixed = round(options.mixture * len(x_0))
-    if mixed:
-        # Rolled, so that no ID image stands in both halves of one pair.
-        x_0 = torch.cat([x_0[:-mixed], x_1.roll(1, dims=0)[-mixed:]])
-    return x_0
-
-
 def _normal_like(x: Tensor, generator: Generator) -> Tensor:
     return torch.randn(x.shape, generator=generator, device=x.device, dtype=x.dtype)
+
+
+def _coins(count: int, seed: int, stream: Stream) -> Tensor:
+    return torch.rand(count, generator=step_generator(seed, stream, 0, "cpu")) < 0.5
 
 
 def limited(images: ImageSet, limit: int | None, seed: int) -> ImageSet:
@@ -276,7 +306,7 @@ SHARE = 0.33
 
 
 def broadened(
-    batches: Iterable[Tensor], preprocess: Preprocess, share: float = SHARE, seed: int = 0
+    batches: Iterable[Tensor], preprocess: Preprocess, share: float = SHARE
 ) -> Iterator[Tensor]:
     r"""Yields the batches with a share of the images of each strongly transformed.
 
@@ -284,7 +314,6 @@ def broadened(
         batches: Preprocessed images, each batch with shape :math:`(B, 3, H, W)`.
         preprocess: The statistics by which they were normalised.
         share: The share of each batch, the first of its images.
-        seed: The seed of the transforms.
 
     Example:
         >>> reference = torch.zeros(4, 3, 8, 8), torch.zeros(2, 3, 8, 8)
@@ -299,8 +328,8 @@ def broadened(
             own = preprocess if preprocess.device == device else preprocess.on(device)
             pixels = images[:count] * own.std[:, None, None] + own.mean[:, None, None]
             random = Randomness(
-                step_generator(seed, Stream.BATCH, index, device),
-                step_generator(seed, Stream.HOST, index, "cpu"),
+                step_generator(0, Stream.BATCH, index, device),
+                step_generator(0, Stream.HOST, index, "cpu"),
             )
             changed = own.normalise(broaden(pixels.clamp(0, 1), random))
             images = torch.cat([changed.to(images.dtype), images[count:]])

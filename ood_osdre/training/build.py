@@ -36,6 +36,7 @@ from ..models import (
     RatioModel,
     RBFBasis,
     ResNetBackbone,
+    SpeedBackbone,
     TimeConditionedMLP,
     TimeConditionedRatio,
     TimeConditionedResNet,
@@ -215,9 +216,11 @@ def build_backbone(config: Trained, dim: int | None = None) -> tuple[nn.Module, 
         UserError: If the network takes the other kind of inputs.
     """
     network, dim = config.network, _checked_dim(config, dim)
-    backbone: ResNetBackbone | UNetEncoder | MLP
+    backbone: ResNetBackbone | SpeedBackbone | UNetEncoder | MLP
     if network.kind == "resnet":
         backbone = ResNetBackbone(network.width, network.depths, network.stem_stride, network.norm)
+    elif network.kind == "speed":
+        backbone = SpeedBackbone(network.width)
     elif network.kind == "unet":
         backbone = UNetEncoder([round(c * network.width) for c in CHANNELS])
     else:
@@ -263,7 +266,9 @@ def _checked_dim(config: Trained, dim: int | None) -> int:
     r"""Returns the dimension of vectors, 0 for images; refuses a network for the other kind."""
     kind = config.network.kind
     if (kind == "mlp") != (dim is not None):
-        inputs, expected = ("images", "resnet or unet") if dim is None else ("vectors", "mlp")
+        inputs, expected = (
+            ("images", "resnet, speed or unet") if dim is None else ("vectors", "mlp")
+        )
         raise UserError(f"network.kind: got {kind}, expected {expected} for {inputs}.")
     return dim or 0
 
@@ -319,7 +324,7 @@ def build_objective(
         time_score = JointScoreMatching(path, decoder, weight, times, o.data_score)
     terms: dict[str, tuple[float, Term]] = {
         "endpoint": (o.endpoint, EndPointLoss(path, o.endpoint_loss, clean, o.endpoint_cap)),
-        "class": (o.class_weight, ClassLoss(path, clean)),
+        "class": (o.class_weight, ClassLoss(path, clean, o.label_smoothing)),
         "outlier_exposure": (o.outlier_exposure, OutlierExposure(path, clean)),
         "conditional": (o.conditional, conditional),
         "time_score": (o.time_score, time_score),

@@ -11,12 +11,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from ..models import RatioModel
+import torch
+
+from ..models import RatioModel, SpeedBackbone
 from ..objectives import Objective
 from ..paths import Moments, Times
 from ..sections import TrainingConfig
 from .batches import Batches
-from .trainer import Outcome, Trainer, Validate
+from .run import Outcome
+from .trainer import Trainer, Validate
 
 #: Builds the distribution of training times and the objective of a model, given the second moments
 #: of both ends.
@@ -46,7 +49,7 @@ def assemble(
     folder: Path | None = None,
     metadata: Mapping[str, Any] | None = None,
 ) -> Trainer:
-    r"""Returns the training loop of a model.
+    r"""Returns the training loop of a model, whose first layer is fixed if it is to whiten images.
 
     Takes the arguments of :class:`~ood_osdre.training.trainer.Trainer`, but for two.
 
@@ -54,6 +57,10 @@ def assemble(
         objective: Builds the times and the objective, given the moments of the batches.
         batches: The batches, which get the times.
     """
+    for module in model.modules():
+        # One that the user brings trained stays what it is.
+        if isinstance(module, SpeedBackbone) and not module.is_prepared:
+            module.prepare(torch.cat(batches.ends()))
     batches.times, loss = objective(batches.moments(), model)
     batches.needs_probe = loss.needs_probe
     loss = loss.to(batches.device)

@@ -1,4 +1,4 @@
-r"""A run's folder while it is written: one run a folder, its log, and signals that ask it to stop.
+r"""A run while it goes on: how far it came, its folder and log, signals that ask it to stop.
 
 Nothing here imports torch, so a folder that is taken is refused at once.
 """
@@ -13,6 +13,7 @@ __all__ = [
     "STATE",
     "STATES",
     "STATE_FILE",
+    "Outcome",
     "RunLog",
     "caught_signals",
     "holds",
@@ -28,8 +29,10 @@ import os
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -48,6 +51,34 @@ STATES = (STATE_FILE, *STAGES)
 RESULTS = (*STATES, MODEL_FILE, RECORD, "metrics.csv", "scores.npz")
 
 log = logging.getLogger(__name__)
+
+
+@dataclass
+class Outcome:
+    r"""How far a run came.
+
+    Attributes:
+        step: The number of steps done.
+        finished: Whether that is all of them.
+        reason: Why the run stopped.
+        seconds: The training time so far, resumed parts included.
+        best: The validation of the selected step, empty if there was none.
+        history: Every validation.
+        learnt: What was trained beside networks, after the last step: `path`, the numbers of a
+            learnable path. Empty before that.
+        amp: The precision of the training: `none`, `bf16` or `fp16`; empty while it is not decided.
+        steps: The number of all steps.
+    """
+
+    step: int = 0
+    finished: bool = False
+    reason: str = ""
+    seconds: float = 0.0
+    best: dict[str, float] = field(default_factory=dict)
+    history: list[dict[str, float]] = field(default_factory=list)
+    learnt: dict[str, Any] = field(default_factory=dict)
+    amp: str = ""
+    steps: int = 0
 
 
 @contextmanager
@@ -137,8 +168,8 @@ class RunLog:
         self.lines = [line for line in text.splitlines() if _step_of(line) <= step]
         self._save()
 
-    def write(self, entry: Mapping[str, float]) -> None:
-        r"""Appends an entry: named numbers, the step among them."""
+    def write(self, entry: Mapping[str, Any]) -> None:
+        r"""Appends an entry: named numbers, the step among them, and what the objective learns."""
         self.lines.append(json.dumps(entry))
         self._save()
 

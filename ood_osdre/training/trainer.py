@@ -5,14 +5,14 @@ to a :class:`Batch`, and `validate`, a function from a model to named numbers. A
 its step alone, the state of a run is its weights, the optimiser and the step, and a resumed run
 ends with the same weights as an uninterrupted one (bit for bit on a CPU).
 
-Every length is in steps: warm-up, cosine decay, validation and checkpoint. A time budget only
+Every length is in steps: warm-up, decay, validation and checkpoint. A time budget only
 stops a run, which can then be resumed; it never changes the schedule.
 
 The model that is validated, kept and deployed has exponentially averaged weights, its basis
 included, so that its :math:`\bar g` belongs to the averaged shapes.
 """
 
-__all__ = ["Outcome", "Trainer"]
+__all__ = ["Trainer"]
 
 import copy
 import json
@@ -20,7 +20,6 @@ import math
 import signal
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,42 +29,27 @@ from tqdm import tqdm
 
 from ..errors import UserError
 from ..models import RatioModel
-from ..objectives import Batch
+from ..objectives import Batch, Objective
 from ..sections import TrainingConfig
 from . import checkpoint, distributed
-from .optimisation import adamw, autocast_dtype, average_into, learning_rate_factor
-from .run import RunLog, caught_signals
+from .optimisation import (
+    DTYPES,
+    Losses,
+    average_into,
+    build_optimizer,
+    faster_precision,
+    learning_rate_factor,
+    settled_precision,
+)
+from .run import Outcome, RunLog, caught_signals
 
 # Steps between two looks at the loss, which wait for the device, and between lines of the log.
 REPORT_EVERY, LOG_EVERY = 20, 100
 
 # What of an outcome the checkpoint holds.
-PROGRESS = ("step", "seconds", "best", "history")
+PROGRESS = ("step", "seconds", "best", "history", "amp")
 
 Validate = Callable[[RatioModel], Mapping[str, float]]
-
-
-@dataclass
-class Outcome:
-    r"""How far a run came.
-
-    Attributes:
-        step: The number of steps done.
-        finished: Whether that is all of them.
-        reason: Why the run stopped.
-        seconds: The training time so far, resumed parts included.
-        best: The validation of the selected step, empty if there was none.
-        history: Every validation.
-        steps: The number of all steps.
-    """
-
-    step: int = 0
-    finished: bool = False
-    reason: str = ""
-    seconds: float = 0.0
-    best: dict[str, float] = field(default_factory=dict)
-    history: list[dict[str, float]] = field(default_factory=list)
-    steps: int = 0
 
 
 class Trainer:
@@ -73,7 +57,7 @@ class Trainer:
 
     Arguments:
         ratio: The untrained model, on the device to train on.
-        objective: A module from the model and a batch to the losses of terms and their `total`.
+        objective: From the model and a batch to the losses of terms and their `total`.
         batches: A function from the step to a batch.
         options: Steps, optimiser, averaging and precision.
         validate: A function from the averaged model to named numbers.
@@ -90,7 +74,7 @@ class Trainer:
     def __init__(
         self,
         ratio: RatioModel,
-        objective: nn.Module,
+        objective: Objective,
         batches: Callable[[int], Batch],
         options: TrainingConfig,
         validate: Validate | None = None,
@@ -109,13 +93,8 @@ class Trainer:
             ratio.to(memory_format=torch.channels_last)
         self.averaged = copy.deepcopy(ratio).eval().requires_grad_(False)
         self.kept = self.averaged
-        self.optimizer = adamw(ratio, objective, options)
-        dtype = autocast_dtype(options.amp, self.device)
-        self.autocast = torch.autocast(self.device.type, dtype, enabled=dtype is not None)
-        self.scaler = torch.amp.GradScaler(
-            self.device.type, enabled=dtype is torch.float16 and self.device.type == "cuda"
-        )
-        losses: nn.Module = _Losses(ratio, objective)
+        self.optimizer = build_optimizer(ratio, objective, options)
+        losses: nn.Module = Losses(ratio, objective)
         if options.compile:
             losses = torch.compile(losses)  # type: ignore[assignment]
         self.losses = distributed.parallel(losses, self.device)
@@ -125,32 +104,69 @@ class Trainer:
                 f"{processes} processes."
             )
         self.outcome = Outcome()
+        self._use(settled_precision(options.amp, self.device))
         self._began = 0, time.monotonic()
 
     def step(self, batch: Batch) -> dict[str, Tensor]:
         r"""Takes one optimiser step and returns the mean losses, detached, on the device."""
-        options, step = self.options, self.outcome.step
-        for group in self.optimizer.param_groups:
-            group["lr"] = group["peak"] * learning_rate_factor(step, options)
+        step = self.outcome.step
         self.ratio.train()
         rows = distributed.share(len(batch.t))
         batch = Batch(*(None if x is None else x[rows] for x in batch))  # type: ignore[arg-type]
-        with self.autocast:
-            losses = {k: v.mean() for k, v in self.losses(batch).items()}
-
-        self.optimizer.zero_grad(set_to_none=True)
-        self.scaler.scale(losses["total"]).backward()
-        self.scaler.unscale_(self.optimizer)
-        if options.clip:
-            parameters = [p for g in self.optimizer.param_groups for p in g["params"]]
-            nn.utils.clip_grad_norm_(parameters, options.clip)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-
+        if not self.outcome.amp:
+            self._use(
+                distributed.from_first(self._faster(batch) if distributed.is_first() else "")
+            )
+        losses = self._descend(self.losses, self.optimizer, batch)
         # Early on, the average follows the weights more closely than its final decay would.
-        average_into(self.averaged, self.ratio, min(options.ema, (1 + step) / (10 + step)))
+        average_into(self.averaged, self.ratio, min(self.options.ema, (1 + step) / (10 + step)))
         self.outcome.step += 1
         return {k: v.detach() for k, v in losses.items()}
+
+    def _descend(
+        self, losses_of: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch
+    ) -> dict[str, Tensor]:
+        r"""Moves the parameters of an optimiser down the gradient; returns the mean losses."""
+        options = self.options
+        for group in optimizer.param_groups:
+            group["lr"] = group["peak"] * learning_rate_factor(self.outcome.step, options)
+        with self.autocast:
+            losses = {k: v.mean() for k, v in losses_of(batch).items()}
+
+        optimizer.zero_grad(set_to_none=True)
+        self.scaler.scale(losses["total"]).backward()
+        self.scaler.unscale_(optimizer)
+        if options.clip:
+            parameters = [p for g in optimizer.param_groups for p in g["params"]]
+            nn.utils.clip_grad_norm_(parameters, options.clip)
+        self.scaler.step(optimizer)
+        self.scaler.update()
+        return losses
+
+    def _use(self, amp: str) -> None:
+        r"""Trains in a precision from now on."""
+        dtype, kind = DTYPES[amp], self.device.type
+        self.outcome.amp = amp
+        self.autocast = torch.autocast(kind, dtype, enabled=dtype is not None)
+        self.scaler = torch.amp.GradScaler(kind, enabled=dtype is torch.float16 and kind == "cuda")
+
+    def _faster(self, batch: Batch) -> str:
+        r"""Returns the faster precision on the CPU, by steps of copies on a batch.
+
+        Vectors stay in single precision: their steps are too short to gain anything.
+        """
+        if batch.x_1.ndim != 4:
+            return "none"
+        losses = copy.deepcopy(Losses(self.ratio, self.objective))
+        optimizer = build_optimizer(losses.ratio, losses.objective, self.options)
+
+        def step(amp: str) -> None:
+            self._use(amp)
+            self._descend(losses, optimizer, batch)
+
+        # A network of the user's may draw random numbers, those of the first true step.
+        with torch.random.fork_rng(devices=[]):
+            return faster_precision(step)
 
     def run(
         self, time_budget: float | None = None, progress: bool = True, resume: bool = False
@@ -228,10 +244,12 @@ class Trainer:
         bar.set_postfix(
             loss=f"{entry['loss_total']:.3f}",
             img_s=f"{images:.0f}",
-            val=f"{out.history[-1].get(self.select or '', math.nan):.4f}" if out.history else "-",
+            val=f"{out.history[-1].get(self.select or 'val_auroc', math.nan):.4f}"
+            if out.history
+            else "-",
         )
         if self.log is not None and (validate or out.step % LOG_EVERY == 0):
-            self.log.write(entry)
+            self.log.write(entry | self.objective.learnt())
 
     def _keep(self, numbers: dict[str, float]) -> None:
         r"""Records a validation and keeps the averaged model if it is the best so far."""
@@ -250,6 +268,7 @@ class Trainer:
     def _finish(self) -> None:
         if self.select is None or not self.outcome.best:
             self.kept = self.averaged
+        self.outcome.learnt = self.objective.learnt()
         if self.output is not None:
             checkpoint.write_checkpoint(
                 self.output, checkpoint.MODEL, self.kept.state_dict(), self.metadata
@@ -282,8 +301,9 @@ class Trainer:
         self.kept = copy.deepcopy(self.averaged)
         checkpoint.unpack_state(tensors, self._modules(), self.optimizer, source)
         try:
-            self.scaler.load_state_dict(metadata["scaler"])
             self.outcome = Outcome(**{key: metadata[key] for key in PROGRESS})
+            self._use(self.outcome.amp)
+            self.scaler.load_state_dict(metadata["scaler"])
         except KeyError as error:
             raise UserError(f"{source}: {error.args[0]} is missing, start anew.") from None
 
@@ -297,17 +317,6 @@ class Trainer:
                 "lower training.lr or objective.delta, or switch training.amp to none."
             )
         return losses
-
-
-class _Losses(nn.Module):
-    r"""The model and the objective as one module, whose gradients processes can average."""
-
-    def __init__(self, ratio: RatioModel, objective: nn.Module) -> None:
-        super().__init__()
-        self.ratio, self.objective = ratio, objective
-
-    def forward(self, batch: Batch) -> dict[str, Tensor]:
-        return self.objective(self.ratio, batch)
 
 
 def _stop_reason(received: list[int], budget: float | None, elapsed: float) -> str:

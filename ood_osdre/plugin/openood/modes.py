@@ -30,7 +30,7 @@ from typing_extensions import Self
 
 from ...config import HeadConfig
 from ...data.transforms import Preprocess
-from ...detectors import FeatureRatio, load_scorer
+from ...detectors import FeatureRatio, input_shape, load_scorer
 from ...errors import UserError
 from ...models import (
     NetworkDigest,
@@ -53,7 +53,7 @@ from .loaders import (
     per_channel,
     view_of,
 )
-from .network import OSDRENet, input_shape
+from .network import OSDRENet
 
 #: What errors call the host's images.
 IMAGES = "postprocessor: images"
@@ -213,7 +213,7 @@ class CheckpointMode(Mode):
         self.host = host_statistics(self.options.statistics(), id_loaders)
 
     def evaluate(self, net: nn.Module, data: Tensor) -> tuple[Tensor | None, Tensor]:
-        check_inputs(data, input_shape(self.scorer), IMAGES)
+        check_inputs(data, input_shape(self.scorer.metadata), IMAGES)
         if self.scorer.preprocess.device != data.device:
             self.scorer = self.scorer.on(data.device)
         own, x = self.scorer.preprocess, data

@@ -5,7 +5,7 @@ OpenOOD asks a network for logits, `net(x)`, and its feature-based methods ask f
 MSP, energy, KNN and the ratio can be compared on one and the same network.
 """
 
-__all__ = ["OSDRENet", "input_shape"]
+__all__ = ["OSDRENet"]
 
 from pathlib import Path
 from typing import cast
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ...config import Config
-from ...detectors import Scorer, TrainedModel, load_scorer, read_model
+from ...detectors import Scorer, TrainedModel, input_shape, load_scorer, read_model
 from ...errors import UserError
 from ...models import Classifier, RatioModel, unwrapped
 from ...training.build import build_ratio
@@ -70,7 +70,7 @@ class OSDRENet(nn.Module):
         r"""Returns the network of a trained model."""
         config = Config.from_mapping(model.metadata["config"])
         statistics = model.preprocess.mean.tolist(), model.preprocess.std.tolist()
-        return cls(model.ratio, config, statistics, input_shape(model)).eval()
+        return cls(model.ratio, config, statistics, input_shape(model.metadata)).eval()
 
     @classmethod
     def build(cls, config: Config, classes: int) -> "OSDRENet":
@@ -122,12 +122,6 @@ class OSDRENet(nn.Module):
         r"""Returns the weight and the bias of the class head."""
         head = self.get_fc_layer()
         return head.weight.detach().cpu().numpy(), head.bias.detach().cpu().numpy()
-
-
-def input_shape(model: Scorer | TrainedModel) -> tuple[int, ...]:
-    r"""Returns the shape of one input of a trained model: of an image, or of a vector."""
-    dim, size = model.metadata.get("dim"), model.metadata["size"]
-    return (3, size, size) if dim is None else (dim,)
 
 
 def _parts(ratio: nn.Module, scores: bool = False) -> tuple[nn.Module, nn.Linear]:

@@ -22,13 +22,14 @@ from torch import Generator, Tensor, nn
 from tqdm import tqdm
 
 from ...config import Config
-from ...data.transforms import Preprocess, Randomness, flip_crop
+from ...data.transforms import Preprocess, flip_crop
+from ...detectors import model_metadata
 from ...errors import UserError
 from ...models import FoldedRatio, device_of
 from ...paths import Moments
 from ...sections import DataConfig
 from ...training import checkpoint
-from ...training.batches import Batches, Pairs, Stream, step_generator, vary_reference
+from ...training.batches import Pairs, PixelBatches
 from ...training.build import prepare_objective
 from ...training.fit import assemble
 from .host import Foreign
@@ -37,6 +38,8 @@ from .network import OSDRENet
 
 # Batches of each side from which second moments are computed.
 MOMENT_BATCHES = 8
+# Images of each side that are kept, for a network that looks at some before its training.
+ENDS = 256
 
 
 class OSDRETrainer:
@@ -93,8 +96,7 @@ class OSDRETrainer:
             Preprocess(*statistics, device_of(net)),
             own.training.seed,
         )
-        size = self.batches.size
-        mean, std = statistics
+        size, preprocess = self.batches.size, self.batches.preprocess
         output = config.get("output_dir")
         self.folder = None if output is None else Path(output)
         self.trainer = assemble(
@@ -102,14 +104,9 @@ class OSDRETrainer:
             partial(prepare_objective, own),
             self.batches,
             own.training,
-            metadata={
-                "config": own.to_dict(),
-                "classes": net.num_classes,
-                "mean": mean,
-                "std": std,
-                "size": size,
-                "reference": "train_unlabeled_loader",
-            },
+            metadata=model_metadata(
+                own, net.num_classes, preprocess, size, "train_unlabeled_loader"
+            ),
         )
         self.net = OSDRENet(self.trainer.averaged, own, statistics, (3, size, size))
 
@@ -140,7 +137,7 @@ class OSDRETrainer:
         return self.net, {"epoch_idx": epoch_idx, "loss": loss}
 
 
-class LoaderBatches(Batches):
+class LoaderBatches(PixelBatches):
     r"""Batches from an ID and a reference loader of the host's, each started over when it ends.
 
     Attributes:
@@ -162,12 +159,19 @@ class LoaderBatches(Batches):
             for loader in (reference_loader, id_loader)
         ]
         self._moments = Moments.of(*(images.to(self.device) for images in ends))
+        # A copy, or all of them would stay in memory.
+        self._ends = [images[:ENDS].clone() for images in ends]
         self.size: int = ends[0].shape[-1]
         self._id, self._reference = _endless(id_loader), _endless(reference_loader)
         self._left = ends[0][:0]
 
+    def ends(self) -> tuple[Tensor, Tensor]:
+        r"""Returns the first images of both loaders."""
+        reference, id_images = (images.to(self.device) for images in self._ends)
+        return reference, id_images
+
     def moments(self) -> Moments:
-        r"""Returns the second moments of the first images of both loaders."""
+        r"""Returns the second moments of the first batches of both loaders."""
         return self._moments
 
     def pairs(self, step: int, generator: Generator) -> Pairs:
@@ -179,18 +183,17 @@ class LoaderBatches(Batches):
             self._left = torch.cat([self._left, take_plain(next(self._reference))[0]])
         reference, self._left = self._left[: len(images)], self._left[len(images) :]
         x_0 = self._augmented(reference, generator)
-        random = Randomness(generator, step_generator(self.seed, Stream.HOST, step, "cpu"))
-        x_0 = vary_reference(x_0, x_1, self.options, random)
-        normalise = self.preprocess.normalise
-        return Pairs(normalise(x_0), normalise(x_1), label.to(self.device))
+        return self.varied(x_0, x_1, label, step, generator)
 
     def _augmented(self, images: Tensor, generator: Generator) -> Tensor:
         r"""Returns pixels in :math:`[0, 1]` of the host's images, flipped and cropped."""
         own, o = self.preprocess, self.options
         pixels = images.to(own.device) * own.std[:, None, None] + own.mean[:, None, None]
         every = torch.arange(len(images), device=own.device)
+        # The host does not say which image is which, so none can take turns.
+        flip = o.flip != "none"
         rows_first = pixels.clamp(0, 1).permute(0, 2, 3, 1)
-        return flip_crop(rows_first, every, o.flip, o.crop, generator).permute(0, 3, 1, 2)
+        return flip_crop(rows_first, every, flip, o.crop, generator).permute(0, 3, 1, 2)
 
 
 def _configured(own: Config, config: Mapping[str, Any], steps: int) -> Config:

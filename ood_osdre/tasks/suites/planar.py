@@ -81,26 +81,19 @@ FREQUENCIES, LOWEST, HIGHEST = 64, 0.5, 16.0
 class FourierFeatures(nn.Module):
     r"""The point itself, and sines and cosines of it along random directions.
 
+    The frequencies are evenly spaced on a logarithmic scale, from `LOWEST` to `HIGHEST`.
+
     Arguments:
         dim: The dimension :math:`d` of the points.
-        size: The number of frequencies, evenly spaced on a logarithmic scale.
-        lowest: The lowest angular frequency.
-        highest: The highest angular frequency.
     """
 
-    def __init__(
-        self,
-        dim: int,
-        size: int = FREQUENCIES,
-        lowest: float = LOWEST,
-        highest: float = HIGHEST,
-    ) -> None:
+    def __init__(self, dim: int) -> None:
         super().__init__()
-        directions = nn.functional.normalize(torch.randn(size, dim), dim=1)
-        scale = torch.logspace(math.log10(lowest), math.log10(highest), size)
+        directions = nn.functional.normalize(torch.randn(FREQUENCIES, dim), dim=1)
+        scale = torch.logspace(math.log10(LOWEST), math.log10(HIGHEST), FREQUENCIES)
         self.waves: Tensor
         self.register_buffer("waves", scale[:, None] * directions)
-        self.features = dim + 2 * size
+        self.features = dim + 2 * FREQUENCIES
 
     def forward(self, x: Tensor) -> Tensor:
         r"""Returns the features, with shape :math:`(B, F)`, of `x`, with shape :math:`(B, d)`."""

@@ -127,9 +127,9 @@ def _entries(source: Path) -> dict[str, Entry]:
     return {name: entry for name, entry in tables if entry is not None}
 
 
-def table_names(manifest: str | Path = "tabular") -> tuple[str, ...]:
+def table_names() -> tuple[str, ...]:
     r"""Returns the names of all tables, those that need no file first."""
-    return (*SHIPPED, *_entries(find("data_manifests", str(manifest))))
+    return (*SHIPPED, *_entries(find("data_manifests", "tabular")))
 
 
 def is_file_name(name: str) -> bool:
