@@ -97,6 +97,7 @@ def _job(study: Study, name: str, setting: Setting, seed: int, out: Path) -> Job
         reference = setting[2] if setting[2] in others else others[0]
         needs[need] = _folder(out, (*setting[:2], reference), need, seed)
     options = [RUN.sub(lambda m: str(needs[m[1]]), o) for o in [*study.common, *method.options]]
+    options = [option.replace("{seed}", str(seed)) for option in options]
     return Job(
         name,
         method,

@@ -106,7 +106,7 @@ class Runner:
                 if difference := differences(found, wanted, shared=True):
                     raise UserError(
                         f"{self.records}: {run.label} is of another run ({difference}); "
-                        "remove its line, or name a new method."
+                        "remove its line, or choose another --records."
                     )
                 return True
         return False

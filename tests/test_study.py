@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("benchmarks")
 
 METHODS = {
     "a": {"options": ["data.train_limit=50"], "variants": {"NFE 2": ["evaluation.evaluations=2"]}},
-    "b": {"options": ["note={run:a}"]},
+    "b": {"options": ["note={run:a}", "data.train_limit=4{seed}"]},
 }
 STUDY = {
     "question": "Which?", "protocol": "None.", "config": "digits", "ids": ["digits"],
@@ -114,6 +114,7 @@ def test_a_run_leaves_one_line_that_remakes_it(tmp_path: Path, quick: Quick) -> 
     # The other run's folder is this machine's, and is not in the record.
     assert str(tmp_path) in " ".join(quick.given[-1])
     assert other["config"]["note"] == "{run:a}"
+    assert other["config"]["data"]["train_limit"] == 41
     assert str(tmp_path) not in json.dumps(other)
     assert own["metrics"] == {"eight": {"AUROC": 81.0}}
     assert (own["accuracy"], own["seed"], own["threads"]) == (50.0, 1, 1)

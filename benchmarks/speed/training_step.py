@@ -1,6 +1,6 @@
 r"""The cost of a training step over a bare loop with the same network, loss and augmentation.
 
-    python benchmarks/training_step.py [--width 1.0] [--batch-size 256] [--amp none] [--pairs 30]
+    python benchmarks/speed/training_step.py [--width 1.0] [--batch-size 256] [--amp none] [--pairs 30]
 
 Ours is what a run does in a step: a batch of the training batches, a step of the training loop. The
 bare loop is written out here, on plain tensors: images flipped in turn, cropped, a third of the
@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+import above  # noqa: F401
 import bench_tables
 import numpy as np
 import torch
