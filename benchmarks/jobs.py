@@ -56,18 +56,8 @@ class Job:
         return [*texts, *self.overrides]
 
 
-def plan(study: Study, only: Sequence[str], seeds: Sequence[int] | None, out: Path) -> list[Job]:
-    r"""Returns all jobs in an order in which each follows those that it needs, seeds outermost.
-
-    Arguments:
-        study: The study.
-        only: The methods; those that they need are taken, too.
-        seeds: The seeds; None for those of the study and its methods.
-        out: The scratch folder of the study.
-
-    Raises:
-        UserError: If there is no such benchmark, or it has no such ID data set or reference.
-    """
+def check_settings(study: Study) -> None:
+    r"""Raises a :class:`UserError` for a benchmark, ID data set or reference that is not there."""
     for id_name, benchmark in itertools.product(study.ids, study.benchmarks):
         known = [spec.name for spec in load_manifest(benchmark, id_name).role("reference")]
         for reference in study.references:
@@ -76,6 +66,17 @@ def plan(study: Study, only: Sequence[str], seeds: Sequence[int] | None, out: Pa
                 raise UserError(
                     f"references: got {reference!r}, expected {expected} for {benchmark}."
                 )
+
+
+def plan(study: Study, only: Sequence[str], seeds: Sequence[int] | None, out: Path) -> list[Job]:
+    r"""Returns all jobs in an order in which each follows those that it needs, seeds outermost.
+
+    Arguments:
+        study: The study.
+        only: The methods; those that they need are taken, too.
+        seeds: The seeds; None for those of the study and its methods.
+        out: The scratch folder of the study.
+    """
     jobs = []
     names = study.ordered(list(only))
     asked = {name: seeds or study.seeds_of(name) for name in names}

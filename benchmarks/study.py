@@ -23,7 +23,7 @@ from pathlib import Path
 from threading import Lock
 
 from filelock import FileLock, Timeout
-from jobs import Job, config_of, named, plan
+from jobs import Job, check_settings, config_of, named, plan
 from records import RECORDS, append, finished_run, read_curve, read_runs, record_of
 from studies import STUDIES, Study, load_study, slug
 from study_tables import overview
@@ -55,6 +55,7 @@ class Runner:
 
     def __init__(self, study: Study, args: argparse.Namespace, records: Path) -> None:
         self.study, self.args, self.records = study, args, records
+        check_settings(study)
         self.lines = {run.key: run for run in read_runs(records)}
         self.jobs = plan(
             study, args.only or list(study.methods), args.seeds, args.out / args.study
@@ -99,7 +100,9 @@ class Runner:
         """
         wanted, asked = config_of(job, further), job.setting[2]
         for run in self.lines.values():
-            key = *job.setting[:2], asked or run.reference, job.name, variant, job.seed
+            # A reference that is a path goes by its last part.
+            reference = Path(asked).stem if asked else run.reference
+            key = *job.setting[:2], reference, job.name, variant, job.seed
             if run.key == key:
                 # The key says these two. An option newer than the line is not held against it.
                 found = {**run.config, **{k: wanted[k] for k in ("reference", "title")}}

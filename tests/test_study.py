@@ -265,6 +265,14 @@ def test_an_interrupted_study_stops_its_runs(
     assert not study.RUNNING
 
 
+def test_a_reference_that_is_a_path_goes_by_its_last_part(tmp_path: Path, quick: Quick) -> None:
+    (tmp_path / "other.txt").touch()
+    write_study(tmp_path, references=[str(tmp_path / "other.txt")])
+    assert give(tmp_path) == 0
+    assert give(tmp_path) == 0
+    assert len(lines(tmp_path)) == len(quick.given) == 6
+
+
 def run_of(method: str, seed: int, auroc: float, near: float = 50.0, **changes: object) -> "Run":
     from records import Run
 
