@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from runs import markdown_rows
+from study_tables import markdown_rows
 
 from ood_osdre.evaluation.scores import Scores
 from ood_osdre.evaluation.tables import MetricsTable

@@ -1,20 +1,28 @@
-r"""The figures of the pages, drawn anew from the committed run records.
+r"""The figures of the pages, drawn anew from the committed records.
 
 Two versions of a drawing library need not agree to the last pixel, so an image matches if few of
 its pixels differ visibly. What is drawn from a trained model instead of a record, densities over
 the plane and a field of scores, is not here.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
-import comparison
+import matplotlib
 import numpy as np
+import pandas as pd
 from matplotlib import image
-from runs import read_run, record_of
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
+from records import RECORDS, Run, read_runs, record_of
+from studies import load_study
+from study_tables import rows_of
 
-from ood_osdre.evaluation.plots import draw_scores
+from ood_osdre.evaluation.plots import STROKES, STYLE, draw_scores
 from ood_osdre.evaluation.scores import read_scores
+from ood_osdre.files import atomic_path
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -22,51 +30,98 @@ RESULTS = Path(__file__).parent / "results"
 VISIBLE, SHARE = 0.1, 0.005
 
 
-def score_densities(folder: Path, path: Path) -> None:
+def score_densities(path: Path, name: str) -> None:
     r"""Draws the densities of a run's scores.
 
     Arguments:
-        folder: The run.
         path: The image to write.
+        name: The run's folder.
     """
-    run = read_run(folder)
-    benchmark, title = run.metrics["benchmark"].iloc[0], run.record["config"]["title"]
+    folder = RESULTS / name
+    benchmark = pd.read_csv(folder / "metrics.csv")["benchmark"].iloc[0]
+    title = record_of(folder / "run.json")["config"]["title"]
     scores = read_scores(folder / "scores.npz")
     draw_scores(path, scores, f"{benchmark}: {title}" if title else benchmark)
 
 
-def tracking(folder: Path, path: Path) -> None:
-    r"""Draws the divergences of a stream.
-
-    Arguments:
-        folder: The results of the task.
-        path: The image to write.
-    """
+def tracking(path: Path) -> None:
+    r"""Draws the divergences of a stream."""
     # Imported here, as it imports torch, which the tables do without.
     from ood_osdre.tasks.suites import kl
 
-    kl.plot(path, record_of(folder, "kl.json")["results"]["rows"])
+    kl.plot(path, record_of(RECORDS / "kl.json")["results"]["rows"])
 
 
-def quality(folder: Path, path: Path) -> None:
-    r"""Draws a comparison's quality by evaluations.
+def quality(path: Path) -> None:
+    r"""Draws quality against network evaluations and seconds, of the study's density ratios."""
+    study = load_study("pack_methods")
+    solvers = [name for name, method in study.methods.items() if method.variants]
+    nfe_plot(path, rows_of(study, read_runs(RECORDS / "pack_methods.jsonl"), "ratio"), solvers)
+
+
+def nfe_plot(path: Path, rows: Mapping[str, Sequence[Run]], solvers: Sequence[str]) -> None:
+    r"""Draws near and far AUROC against network evaluations and against seconds.
+
+    Fixed rules of solver-based methods are curves, their adaptive solver a diamond, the one-step and
+    direct ratios points at one evaluation.
 
     Arguments:
-        folder: The comparison.
         path: The image to write.
+        rows: The runs of each method and variant.
+        solvers: The methods that have several numbers of evaluations.
     """
-    comparison.nfe_plot(comparison.collect(folder), path)
+    marks = []  # rows, marker, dashes, colour, label
+    for i, name in enumerate(name for name in solvers if _of(rows, name)):
+        color, dashes = STROKES[i]
+        own = _of(rows, name)
+        fixed = [runs for runs in own if runs[0].variant.startswith("NFE")]
+        adaptive = [runs for runs in own if runs not in fixed]
+        marks.append((fixed, "o", dashes, color, name))
+        if adaptive:
+            marks.append((adaptive, "D", "none", color, f"{name}, adaptive"))
+    others = dict.fromkeys(runs[0].method for runs in rows.values())
+    for i, name in enumerate(name for name in others if name not in solvers):
+        marker = "*" if name.startswith("OS-DRE") else "x"
+        marks.append((_of(rows, name), marker, "none", STROKES[i % len(STROKES)][0], name))
+    across = {
+        "network evaluations an image": lambda run: run.evaluations,
+        "least seconds to score the test sets": lambda run: run.score_seconds,
+    }
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(8.4, 6.2), layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.subplots(2, 2, sharex="col")
+        for row, mean in zip(axes, ("nearood", "farood"), strict=True):
+            for ax, (label, x_of) in zip(row, across.items(), strict=True):
+                for points, marker, dashes, color, title in marks:
+                    x = [min(x_of(run) for run in runs) for runs in points]
+                    y = [np.mean([run.metric(mean) for run in runs]) for runs in points]
+                    ax.plot(x, y, marker=marker, ls=dashes, color=color, label=title)
+                ax.set_xscale("log")
+                ax.xaxis.set_minor_formatter(NullFormatter())
+                ax.xaxis.set_major_formatter("{x:g}")
+                ax.set_ylabel(f"{mean.removesuffix('ood')} AUROC (%)")
+                if mean == "farood":
+                    ax.set_xlabel(label)
+        handles, titles = axes[0, 0].get_legend_handles_labels()
+        figure.legend(handles, titles, loc="outside lower center", ncols=3)
+        with atomic_path(path) as temporary:
+            figure.savefig(temporary, dpi=120)
 
 
-#: How each is drawn from the folder that it is in.
-FIGURES: dict[str, Callable[[Path, Path], None]] = {
-    "cifar10_pack_cpu/score_density.png": score_densities,
-    "cifar10_pack_long/score_density.png": score_densities,
-    "digits/score_density.png": score_densities,
-    "compare/nfe.png": quality,
-    "compare/densities.png": comparison.densities,
-    "tasks/kl/kl.png": tracking,
-    "tasks/kl-d20/kl.png": tracking,
+def _of(rows: Mapping[str, Sequence[Run]], name: str) -> list[Sequence[Run]]:
+    r"""Returns the rows of a method."""
+    return [runs for runs in rows.values() if runs[0].method == name]
+
+
+#: How each is drawn.
+FIGURES: dict[str, Callable[[Path], None]] = {
+    **{
+        f"{name}/score_density.png": partial(score_densities, name=name)
+        for name in ("cifar10_pack_cpu", "cifar10_pack_long", "digits")
+    },
+    "pack_methods_nfe.png": quality,
+    "kl.png": tracking,
 }
 
 
@@ -77,7 +132,7 @@ def draw(name: str, path: Path) -> None:
         name: Its name in :data:`FIGURES`.
         path: The image to write.
     """
-    FIGURES[name]((RESULTS / name).parent, path)
+    FIGURES[name](path)
 
 
 def alike(one: Path, other: Path) -> bool:

@@ -1,6 +1,6 @@
 r"""Scores `mutual_information` on samples that `sample_benchmark_mi.py` wrote.
 
-    python benchmarks/score_benchmark_mi.py bmi_samples --out benchmarks/results/tasks/bmi
+    python benchmarks/score_benchmark_mi.py bmi_samples --out runs/bmi
 
 Every estimate is that of a user with these rows and no more: cross-fitted, with its interval,
 next to the truth in nats, and next to KSG's. Both take normal scores of the coordinates, which

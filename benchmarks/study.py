@@ -1,114 +1,268 @@
-r"""The study that chooses the default: which objective, on equal data, network and steps.
+r"""Runs a study of `studies/`: its methods by seeds, each by the main command.
 
-    python benchmarks/study.py --data-root DIR [--seeds 3] [--jobs 2] [--only NAME ...]
+    python benchmarks/study.py pack_methods --data-root DIR [--only METHOD ...] [--seeds 0 1] [--jobs 2]
 
-Trains every method of :data:`METHODS` on CIFAR-10 against the `pack` benchmark's reference with
-the configuration `cifar10_cpu`, cut to `--steps`, and keeps each run's record and metrics under
-`benchmarks/results/study/METHOD/seed-N`. Runs that are done are skipped, so the command can be
-interrupted and given again. Give it from the top of the clone.
-Every run uses one thread; `--jobs` run side by side. The choice is
-made by *validation* AUROC; `python benchmarks/report.py` writes the tables.
+Each run trains in a folder of its own, `runs/STUDY/...`; a finished one adds its line to
+`benchmarks/records/STUDY.jsonl`, from which `python benchmarks/report.py` makes the tables. The
+command can be interrupted and given again at any time: what has a line is skipped, what is
+unfinished goes on. Every option of every method is checked before the first run; a line that is
+there, but of other options than the study has now, is an error.
 """
 
 import argparse
+import os
+import shutil
+import signal
+import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 
-import numpy as np
-from grid import Method, add_arguments, run_grid
-from runs import Run, markdown_rows, mean_deviation, runs_of
+from filelock import FileLock, Timeout
+from jobs import Job, check_settings, config_of, named, plan
+from records import RECORDS, append, finished_run, read_curve, read_runs, record_of
+from studies import STUDIES, Study, load_study, slug
+from study_tables import overview
+from tqdm import tqdm
 
-from ood_osdre.errors import exit_status
+from ood_osdre import cli
+from ood_osdre.errors import UserError, count, exit_status, number
+from ood_osdre.evaluation.records import differences
+from ood_osdre.files import atomic_path
 
-RESULTS = Path(__file__).parent / "results" / "study"
-
-OFF = ["objective.endpoint=0", "objective.class_weight=0", "data.broaden=0"]
-# The paper's setting, as nearly as it is known: a learnable DDBI path, logit-normal times.
-PAPER = [
-    *OFF,
-    "basis.size=400",
-    "path.schedule=kumaraswamy_spherical",
-    "path.noise=ddbi",
-    "times.kind=logit_normal",
-    "objective.weight=inverse_variance",
-    "objective.path_variance=1",
-    "objective.conditional=1",
-]
-PATH = [*OFF, "objective.weight=constant"]
-ENDS = ["objective.endpoint=1", "objective.path_difference=0", "objective.time_score=0"]
-
-METHODS: dict[str, list[str]] = {
-    "conditional, scalar": [*PAPER, "objective.conditional_form=scalar"],
-    "conditional, antithetic": [*PAPER, "objective.conditional_form=antithetic"],
-    "conditional, per block": [*PAPER, "objective.conditional_form=per_block"],
-    "path difference": [*PATH, "objective.path_difference=1"],
-    "time score matching": [*PATH, "objective.time_score=1"],
-    "end-point": [*OFF, *ENDS],
-    "end-point, clean": [*OFF, *ENDS, "objective.endpoint_clean=true"],
-    "end-point + class": [*OFF, *ENDS, "objective.class_weight=0.5"],
-    "end-point + broad": [*OFF, *ENDS, "data.broaden=0.33"],
-    "end-point + class + broad": [
-        *OFF, *ENDS, "objective.class_weight=0.5", "data.broaden=0.33",
-    ],
-    "end-point + broad + time score matching": [
-        *PATH, "objective.endpoint=1", "data.broaden=0.33", "objective.time_score=0.02",
-    ],
-    "end-point + class + broad + path difference": [
-        *PATH, "objective.endpoint=1", "objective.class_weight=0.5", "data.broaden=0.33",
-        "objective.path_difference=0.05",
-    ],
-    "end-point + class + broad + time score matching": [
-        *PATH, "objective.endpoint=1", "objective.class_weight=0.5", "data.broaden=0.33",
-        "objective.time_score=0.02",
-    ],
-}  # fmt: skip
-
-# Of the table: what is chosen by, and what of the test sets is shown.
-VALIDATION = {"val AUROC": "val_auroc", "val near": "val_near", "val far": "val_far"}
-TEST = {
-    "near (test)": "nearood", "far (test)": "farood", "mnist": "mnist",
-    "fashion_mnist": "fashion_mnist",
-}  # fmt: skip
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+KEPT = ("scores.npz", "score_density.png")
+# The main commands that are at work.
+RUNNING: set["subprocess.Popen[str]"] = set()
 
 
-def read(folder: Path) -> dict[str, list[Run]]:
-    r"""Returns the runs of a study by the titles of its methods."""
-    found = (runs_of(method) for method in sorted(folder.iterdir()))
-    return {runs[0].record["config"]["title"]: runs for runs in found if runs}
-
-
-def table(methods: Mapping[str, Sequence[Run]]) -> str:
-    r"""Returns the table of a study: methods by validation AUROC, best first.
+class Runner:
+    r"""Runs the jobs of a study and writes their lines.
 
     Arguments:
-        methods: The runs of each method.
+        study: The study.
+        args: The options of :func:`main`.
+        records: The file of the lines, which no other process writes.
+
+    Raises:
+        UserError: If an option of a method is wrong, or a line is of another run.
     """
-    rows = [
-        [
-            title,
-            str(len(runs)),
-            *(mean_deviation([r.validation(key) for r in runs]) for key in VALIDATION.values()),
-            *(mean_deviation([r.metric(key) for r in runs]) for key in TEST.values()),
-        ]
-        for title, runs in sorted(methods.items(), key=lambda item: -_validation(item[1]))
-    ]
-    return markdown_rows(["method", "seeds", *VALIDATION, *TEST], rows)
+
+    def __init__(self, study: Study, args: argparse.Namespace, records: Path) -> None:
+        self.study, self.args, self.records = study, args, records
+        check_settings(study)
+        self.lines = {run.key: run for run in read_runs(records)}
+        self.jobs = plan(
+            study, args.only or list(study.methods), args.seeds, args.out / args.study
+        )
+        self.futures: dict[Path, Future[str | None]] = {}
+        self.deadline = None if args.budget is None else time.monotonic() + args.budget
+        self.writing = Lock()
+        for job in self.jobs:
+            for variant, further in self._ways(job):
+                self._is_done(job, variant, further)
+
+    def run(self) -> int:
+        r"""Runs what is not done yet; returns the number of failures."""
+        failures = 0
+        with ThreadPoolExecutor(self.args.jobs) as pool:
+            # In order, so that a job which waits for another never waits for one behind itself.
+            for job in self.jobs:
+                self.futures[job.folder] = pool.submit(self._told, job)
+            try:
+                for future in tqdm(self.futures.values(), unit="run", disable=None):
+                    if failure := future.result():
+                        failures += 1
+                        tqdm.write(failure, file=sys.stderr)
+            except KeyboardInterrupt:
+                # A terminal tells the runs, too; what else interrupts does not.
+                pool.shutdown(wait=False, cancel_futures=True)
+                for run in list(RUNNING):
+                    run.send_signal(signal.SIGINT)
+                raise
+        return failures
+
+    def _ways(self, job: Job) -> list[tuple[str, Sequence[str]]]:
+        r"""Returns the ways to score a job, its own first: names and further options."""
+        others = [(k, o) for k, o in job.method.variants.items() if k not in self.args.without]
+        return [(job.method.variant, ()), *others]
+
+    def _is_done(self, job: Job, variant: str, further: Sequence[str]) -> bool:
+        r"""Returns whether a line is there.
+
+        Raises:
+            UserError: If an option is wrong, or the line is of a run with other options.
+        """
+        wanted, asked = config_of(job, further), job.setting[2]
+        for run in self.lines.values():
+            # A reference that is a path goes by its last part.
+            reference = Path(asked).stem if asked else run.reference
+            key = *job.setting[:2], reference, job.name, variant, job.seed
+            if run.key == key:
+                # The key says these two. An option newer than the line is not held against it.
+                found = {**run.config, **{k: wanted[k] for k in ("reference", "title")}}
+                if difference := differences(found, wanted, shared=True):
+                    raise UserError(
+                        f"{self.records}: {run.label} is of another run ({difference}); "
+                        "remove its line, or choose another --records."
+                    )
+                return True
+        return False
+
+    def _told(self, job: Job) -> str | None:
+        r"""Runs a job; returns what went wrong, if anything did."""
+        label = f"{job.name}, seed {job.seed}"
+        for need, folder in job.needs.items():
+            if folder in self.futures and self.futures[folder].result():
+                return f"not started: {label}, as the run of {need!r} is not there"
+        left = None if self.deadline is None else self.deadline - time.monotonic()
+        try:
+            for variant, further in self._ways(job):
+                label = ", ".join(filter(None, [job.name, variant, f"seed {job.seed}"]))
+                if self._is_done(job, variant, further):
+                    continue
+                if variant == job.method.variant:
+                    if left is not None and left <= 0:
+                        return f"not started: {label}"
+                    self._train(job, left)
+                    folder = job.folder
+                else:
+                    folder = self._score(job, variant, further)
+                self._write(job, variant, folder)
+        except UserError as error:
+            return f"{label}: {error}"
+        return None
+
+    def _train(self, job: Job, left: float | None) -> None:
+        for need, folder in job.needs.items():
+            if not (folder / "run.json").is_file():
+                raise UserError(
+                    f"{folder}: lacks the run of {need!r}; remove its line to train it again."
+                )
+        budget = [] if left is None else ["--time-budget", f"{left:.0f}"]
+        self._command([*job.command, "--out", str(job.folder), "--resume", *budget])
+
+    def _score(self, job: Job, variant: str, further: Sequence[str]) -> Path:
+        r"""Scores a trained model in another way; returns the folder."""
+        if not (job.folder / "run.json").is_file():
+            raise UserError(
+                f"{job.folder}: lacks the trained model; remove the line of "
+                f"{job.name}, seed {job.seed}, to train it again."
+            )
+        folder = job.folder / slug(variant)
+        self._command(["--checkpoint", str(job.folder), "--out", str(folder), *further])
+        return folder
+
+    def _command(self, options: Sequence[str]) -> None:
+        r"""Gives the main command.
+
+        Raises:
+            UserError: With its error, if it failed.
+        """
+        machine = ["--data-root", str(self.args.data_root), "--device", self.args.device]
+        run = subprocess.Popen(
+            [sys.executable, str(HERE / "eval_ood.py"), "--quiet", *machine, *options],
+            env={**os.environ, "OMP_NUM_THREADS": str(self.args.threads)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        RUNNING.add(run)
+        _, told = run.communicate()
+        RUNNING.discard(run)
+        if run.returncode:
+            lines = told.strip().splitlines() or ["no message"]
+            # Beneath an error there may be a hint.
+            last = next((line for line in lines if line.startswith("error: ")), lines[-1])
+            raise UserError(last if run.returncode == cli.UNFINISHED else f"failed: {last}")
+
+    def _write(self, job: Job, variant: str, folder: Path) -> None:
+        r"""Adds the line of a finished run, after its plots and scores where those are kept."""
+        record = record_of(folder / "run.json")
+        curve = self.study.curve if job.method.curve is None else job.method.curve
+        run = finished_run(
+            folder,
+            method=job.name,
+            variant=variant,
+            seed=job.seed,
+            id=job.setting[0],
+            benchmark=job.setting[1],
+            config=named(job, record["config"]),
+            threads=self.args.threads if str(record["device"]).startswith("cpu") else None,
+            curve=read_curve(folder / "log.jsonl")
+            if curve and variant == job.method.variant
+            else None,
+        )
+        if self.study.keep and job.seed == min(self.study.seeds):
+            name = slug("-".join(filter(None, [*job.setting, job.name, variant])))
+            for file in KEPT:
+                with atomic_path(self.args.results / self.args.study / name / file) as temporary:
+                    shutil.copyfile(folder / file, temporary)
+        with self.writing:
+            append(self.records, run)
+            self.lines[run.key] = run
 
 
-def _validation(runs: Sequence[Run]) -> float:
-    return float(np.mean([run.validation("val_auroc") for run in runs]))
+@contextmanager
+def locked(records: Path) -> Iterator[None]:
+    r"""Keeps other processes from writing a study's lines; the system ends it with the process."""
+    lock = FileLock(records.with_suffix(".lock"))
+    try:
+        records.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise UserError(f"{records}: another study.py is writing it.") from None
+    except OSError as error:
+        raise UserError(f"{records}: cannot be written: {error.strerror or error}.") from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    r"""Runs the study, seed by seed."""
+    r"""Runs a study and prints what its lines say."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    add_arguments(parser, list(METHODS), RESULTS)
+    add = parser.add_argument
+    add("study", metavar="STUDY", help="the name of a file in studies/")
+    add("--data-root", type=Path, default=Path("data"))
+    add("--only", nargs="+", metavar="METHOD", help="these methods, and those that they need")
+    add("--without", nargs="+", default=[], metavar="VARIANT", help="variants to leave out")
+    add("--seeds", type=count(0), nargs="+", metavar="SEED", help="in place of the study's")
+    add("--jobs", type=count(1), default=2, help="runs side by side")
+    add("--threads", type=count(1), default=1, help="threads of each run on a CPU")
+    add("--device", default="cpu")
+    add("--budget", type=number(), metavar="S", help="start or continue nothing after S seconds")
+    add("--out", type=Path, default=Path("runs"), metavar="DIR", help="scratch")
+    add("--studies", type=Path, default=STUDIES, metavar="DIR")
+    add("--records", type=Path, default=RECORDS, metavar="DIR")
+    add("--results", type=Path, default=RESULTS, metavar="DIR", help="for scores and plots")
     args = parser.parse_args(argv)
-    methods = {name: Method(overrides) for name, overrides in METHODS.items()}
-    return exit_status(lambda: run_grid(methods, args))
+    return exit_status(lambda: run(args))
+
+
+def run(args: argparse.Namespace) -> int:
+    r"""Runs what is not done yet, and prints a table of what is."""
+    study = load_study(args.study, args.studies)
+    for option, given, known in (
+        ("--only", args.only or (), study.methods),
+        ("--without", args.without, {v for m in study.methods.values() for v in m.variants}),
+    ):
+        if unknown := [name for name in given if name not in known]:
+            expected = ", ".join(known) or "none"
+            raise UserError(f"{option} {unknown[0]}: not of {args.study}, expected {expected}.")
+    records = args.records / f"{args.study}.jsonl"
+    with locked(records):
+        failures = Runner(study, args, records).run()
+    print(overview(study, read_runs(records)))
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":

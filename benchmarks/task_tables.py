@@ -1,17 +1,14 @@
-r"""The tables of the tasks, from their run records under `results/tasks`."""
+r"""The tables of the tasks, from their run records."""
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
 
 import pandas as pd
-from runs import markdown_rows
+from records import RECORDS, record_of
+from study_tables import markdown_rows
 
-RESULTS = Path(__file__).parent / "results" / "tasks"
 
-
-def _read(file: str) -> pd.DataFrame:
-    return pd.DataFrame(json.loads((RESULTS / file).read_text())["results"]["table"])
+def _read(name: str) -> pd.DataFrame:
+    return pd.DataFrame(record_of(RECORDS / f"{name}.json")["results"]["table"])
 
 
 def _cell(values: Sequence[float], form: str) -> str:
@@ -25,7 +22,7 @@ def _nats(value: float) -> str:
 
 def planar() -> str:
     r"""Returns total mass and divergence on the planar sets, solver rows by NFE."""
-    frame = _read("density/density-planar.json")
+    frame = _read("density_planar")
     header = ["set", "entropy"]
     columns = {
         "OS-DRE (likelihood)": ("OS-DRE, likelihood", True),
@@ -50,8 +47,8 @@ def planar() -> str:
 
 def tabular() -> str:
     r"""Returns likelihoods of tables before and after division by the mass, with its estimates."""
-    files = ("density/density-tabular-whitened.json", "density/density-tabular.json")
-    frame = pd.concat([_read(file) for file in files])
+    names = ("density_tabular_whitened", "density_tabular")
+    frame = pd.concat([_read(name) for name in names])
     # By table, as in the records; within one, the whitened reference first.
     order = {name: i for i, name in enumerate(frame["table"].unique())}
     frame = frame.sort_values("table", key=lambda names: names.map(order), kind="stable")
@@ -81,7 +78,7 @@ def _with_error(value: float, error: float) -> str:
 def images() -> str:
     r"""Returns bits per dimension of images, before and after division by the mass."""
     rows = []
-    for row in _read("density/density-images.json").to_dict("records"):
+    for row in _read("density_images").to_dict("records"):
         error = row["log_mass_error"]
         mass = f"{row['log_mass']:.1f}" + ("" if pd.isna(error) else f" ± {error:.1f}")
         rows.append(
@@ -98,18 +95,18 @@ def images() -> str:
     )
 
 
-def divergences(file: str) -> str:
+def divergences(name: str) -> str:
     r"""Returns the divergences of the streams, truth first."""
-    return _pivot(_read(file), ["task", "step"])
+    return _pivot(_read(name), ["task", "step"])
 
 
-def lags(file: str) -> str:
+def lags(name: str) -> str:
     r"""Returns how many steps of a stream each method was in time for, and its mean lag.
 
     Of all steps but the first, where nothing has moved yet. A step that it was not in time for
     counts as one.
     """
-    frame = _read(file)
+    frame = _read(name)
     frame = frame[frame["step"] > 0]
     frame = frame.assign(method=_titles(frame))
     rows = []
@@ -124,7 +121,7 @@ def lags(file: str) -> str:
 
 def drift() -> str:
     r"""Returns the alarms of the drift monitor."""
-    frame = _read("kl/drift.json")
+    frame = _read("drift")
     formats = {"E_q[log r]": "{:.2f}", "truth": "{:.2f}"}
     rows = [
         [formats.get(k, "{:g}").format(v) if pd.notna(v) else "-" for k, v in row.items()]
@@ -133,9 +130,9 @@ def drift() -> str:
     return markdown_rows(list(frame.columns), rows)
 
 
-def information(*files: str) -> str:
+def information(*names: str) -> str:
     r"""Returns estimates of mutual information with their errors, one row a method and task."""
-    frame = pd.concat([_read(file) for file in files])
+    frame = pd.concat([_read(name) for name in names])
     frame = frame.fillna({"kernel": "-", "features": "-"})
     rows = [
         [
@@ -163,7 +160,7 @@ def _percent(share: float) -> str:
 
 def benchmark_tasks() -> str:
     r"""Returns the estimates on `benchmark-mi`'s tasks, those that fall short most first."""
-    frame = _read("bmi/bmi.json").sort_values("error", kind="stable")
+    frame = _read("bmi").sort_values("error", kind="stable")
     rows = [
         [
             row["task"],
@@ -180,12 +177,12 @@ def benchmark_tasks() -> str:
 
 def pathological() -> str:
     r"""Returns the estimates on pathological pairs, truth first, one column a method."""
-    return _pivot(_read("mi/mi-pathological.json"), ["task"])
+    return _pivot(_read("mi_pathological"), ["task"])
 
 
 def pathological_errors() -> str:
     r"""Returns mean absolute and mean squared errors over all pathological pairs, by method."""
-    frame = _read("mi/mi-pathological.json")
+    frame = _read("mi_pathological")
     errors = frame.groupby(_titles(frame), sort=False)[["mae", "mse"]].mean()
     rows = [
         [str(title), f"{row['mae']:.3f}", f"{row['mse']:.2g}"] for title, row in errors.iterrows()

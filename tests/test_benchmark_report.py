@@ -22,14 +22,14 @@ def test_a_changed_number_fails_the_check(
 ) -> None:
     import report
 
-    page = (benchmarks / "RESULTS.md").read_text()
+    page = (benchmarks.parent / "docs" / "experiments" / "speed.md").read_text()
     start = page.index("<!-- table: int8 -->")
     block = page[start : page.index("<!-- end -->", start)]
     path = tmp_path / "page.md"
     changed = re.sub(r"\d+\.\d+", "1.23", block, count=1)
     assert changed != block
     path.write_text(f"{changed}<!-- end -->\n")
-    monkeypatch.setattr(report, "PAGES", (path,))
+    monkeypatch.setattr(report, "pages", lambda: [path])
     monkeypatch.setattr(report.figures, "FIGURES", {})
     assert report.main(["--check"]) == 1
     assert report.main([]) == 0
@@ -56,11 +56,14 @@ def test_a_page_that_cannot_be_made_is_told(page: str, message: str) -> None:
 def test_a_record_cut_short_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import report
 
-    (tmp_path / "int8").mkdir()
-    (tmp_path / "int8" / "run.json").write_text('{"results": {"auroc"')
-    monkeypatch.setattr(report, "RESULTS", tmp_path)
-    with pytest.raises(UserError, match=r"int8: .*not a run record"):
-        report.render("<!-- table: int8 -->\n<!-- end -->\n")
+    (tmp_path / "int8.json").write_text('{"results": {"auroc"')
+    (tmp_path / "pack_short.jsonl").write_text('{"method"')
+    monkeypatch.setattr(report, "RECORDS", tmp_path)
+    for name, message in (("int8", "not a run record"), ("short", "not a line of JSON")):
+        with pytest.raises(UserError, match=rf"{name}: .*{message}"):
+            report.render(f"<!-- table: {name} -->\n<!-- end -->\n")
+    text = report.render("<!-- table: main-cifar10 -->\n<!-- end -->\n")
+    assert "Not run yet: `python benchmarks/study.py main_cifar10" in text
 
 
 def test_a_figure_of_other_scores_fails_the_check(

@@ -69,6 +69,7 @@ def status_of(script: str, options: Sequence[str]) -> int | str | None:
         ("int8", ["integral"], "integral: holds a model of estimator time_conditioned, expected"),
         ("gradient_snr", ["--samples", "31", "--batch", "2"], "--samples 31: expected 16 batches"),
         ("joint_score", ["--steps", "0"], "at least 1"),
+        ("share_lists", ["--data-root", "absent"], "train_tiny_reference.txt: cannot be read"),
         ("feature_ratio", ["--data-root", ".", "--classifier", "absent", "--out", "x"], "absent"),
     ],
 )
@@ -97,6 +98,25 @@ def test_what_cannot_be_measured_is_told_before(
     assert status_of(script, options) == 2
     assert message in capsys.readouterr().err.splitlines()[-1]
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_shares_are_of_every_class_and_nested(tmp_path: Path) -> None:
+    import share_lists
+
+    folder = tmp_path / "benchmark_imglist" / "cifar10"
+    folder.mkdir(parents=True)
+    for name, source in ((share_lists.OWN, "cifar100"), (share_lists.OTHER, "tin")):
+        lines = [f"{source}/train/{c}/{i}.png -1" for c in "abcd" for i in range(100)]
+        (folder / name).write_text("\n".join(lines))
+    assert share_lists.main(["--data-root", str(tmp_path), "--out", str(tmp_path)]) == 0
+    lists = {s: (tmp_path / f"share_{s:03d}.txt").read_text().split("\n") for s in (0, 5, 100)}
+    own = {s: [line for line in lines if "cifar100" in line] for s, lines in lists.items()}
+    assert {s: len(lines) for s, lines in own.items()} == {0: 0, 5: 20, 100: 400}
+    assert sorted({line.split("/")[2] for line in own[5]}) == list("abcd")
+    assert set(own[5]) < set(own[100])
+    # Of the other source every second class.
+    others = [line.split("/")[2] for line in lists[5] if "tin" in line]
+    assert others == ["a"] * 95 + ["c"] * 95
 
 
 class TestInt8:

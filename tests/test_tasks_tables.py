@@ -15,7 +15,7 @@ def tables(benchmarks: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     r"""The module of the tables, with a folder of records that is empty."""
     import task_tables
 
-    monkeypatch.setattr(task_tables, "RESULTS", tmp_path)
+    monkeypatch.setattr(task_tables, "RECORDS", tmp_path)
     return task_tables
 
 
@@ -28,8 +28,7 @@ def script(benchmarks: Path) -> ModuleType:
 
 
 def write(path: Path, table: list[dict[str, Any]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"results": {"table": table}}))
+    path.write_text(json.dumps({"config": {}, "results": {"table": table}}))
 
 
 def cells(text: str) -> list[list[str]]:
@@ -49,7 +48,7 @@ def test_errors_over_pathological_pairs(tables: ModuleType, tmp_path: Path) -> N
     for kernel, error in (("rq", 0.5), ("imq", 0.2)):
         rows += [pair(t, "OS-DRE", error, kernel=kernel) for t in "ab"]
     rows += [pair(t, "DRE-∞", 1.0, evaluations=50) for t in "ab"]
-    write(tmp_path / "mi" / "mi-pathological.json", rows)
+    write(tmp_path / "mi_pathological.json", rows)
 
     assert cells(tables.pathological_errors()) == [
         ["method", "MAE", "MSE"],
@@ -71,8 +70,8 @@ def test_table_of_tables(tables: ModuleType, tmp_path: Path) -> None:
     }  # fmt: skip
     solver = {"method": "D³RE", "kernel": "-", "evaluations": 10, "log_mass_ais": None}
     last = {**row, "table": "iris", "dim": 4}
-    write(tmp_path / "density" / "density-tabular.json", [row, row | solver, last])
-    write(tmp_path / "density" / "density-tabular-whitened.json", [row | {"p0": "whitened"}])
+    write(tmp_path / "density_tabular.json", [row, row | solver, last])
+    write(tmp_path / "density_tabular_whitened.json", [row | {"p0": "whitened"}])
 
     found = cells(tables.tabular())
     assert found[0][:5] == ["table", "p0", "method", "NFE", "NLL, as it comes"]

@@ -1,0 +1,226 @@
+r"""The records of studies: one line of JSON for each scored model, in `records/STUDY.jsonl`.
+
+A file is replaced as a whole when a line is added, so a reader, or a writer that was killed, finds
+the old lines or the new ones and never half a line. Metrics are in percent, validation numbers as
+the run has them, as shares of 1 or in nats, times in seconds.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import pandas as pd
+
+from ood_osdre.errors import UserError, one_line
+from ood_osdre.evaluation.scores import ROLES, read_scores
+from ood_osdre.files import as_json, write_text_atomic
+from ood_osdre.options import Natural, Options, Text
+
+RECORDS = Path(__file__).parent / "records"
+
+METRICS = ("AUROC", "FPR@95", "AUPR_IN", "AUPR_OUT", "FPR@95_ID")
+
+Key: TypeAlias = tuple[str, str, str | None, str, str, int]
+
+
+class Run(Options):
+    r"""One scored model.
+
+    Attributes:
+        method: The method's name in the study.
+        variant: How the model is scored, where a method has several ways.
+        seed: The training seed.
+        id: The in-distribution data set.
+        benchmark: The manifest.
+        reference: The reference set.
+        config: The whole configuration, in which `{run:METHOD}` stands for another run's folder.
+            Defaults change, so what differs from them would not be enough.
+        commit: The commit, with a `+` if code differed from it; null outside of a clone.
+        checksums: The first 16 digits of the SHA-256 of each image list and its files.
+        device: The name of the device.
+        threads: The number of threads, where it is known.
+        train_seconds: The training time; null for a variant, which trains nothing.
+        score_seconds: The time that scoring all test sets took.
+        accuracy: The ID accuracy in percent, of a model that has one.
+        parameters: The number of parameters.
+        evaluations: How many times the network is evaluated for an image.
+        metrics: Metrics in percent, by set or mean and by name.
+        validation: The selected checkpoint's validation.
+        spread: The standard deviation of the scores over all test images, in the score's unit.
+        curve: The logged steps and losses.
+    """
+
+    method: Text
+    variant: str = ""
+    seed: Natural
+    id: Text
+    benchmark: Text
+    reference: str | None
+    config: dict[str, Any]
+    commit: str | None
+    checksums: dict[str, str]
+    device: str | None
+    threads: int | None = None
+    train_seconds: float | None = None
+    score_seconds: float
+    accuracy: float | None = None
+    parameters: int
+    evaluations: float = 1.0
+    metrics: dict[str, dict[str, float]]
+    validation: dict[str, float]
+    spread: float | None = None
+    curve: dict[str, list[float]] | None = None
+
+    @property
+    def key(self) -> Key:
+        r"""What tells a line from every other of its study."""
+        return self.id, self.benchmark, self.reference, self.method, self.variant, self.seed
+
+    @property
+    def label(self) -> str:
+        r"""The line's name in messages."""
+        return ", ".join(filter(None, [self.method, self.variant, f"seed {self.seed}"]))
+
+    def value(self, key: str) -> float:
+        r"""Returns a validation number in percent, or in nats; NaN where there is none."""
+        value = self.validation.get(key, np.nan)
+        return value if key.startswith("val_log_mass") else 100 * value
+
+    def metric(self, row: str, name: str = "AUROC") -> float:
+        r"""Returns a metric of a set or of a group's mean, in percent; NaN where there is none."""
+        return self.metrics.get(row, {}).get(name, np.nan)
+
+
+def read_runs(path: Path) -> list[Run]:
+    r"""Reads the lines of a study.
+
+    Arguments:
+        path: The file; without one there are no lines.
+
+    Raises:
+        UserError: If a line is no record, or two are of the same run.
+    """
+    if not path.exists():
+        return []
+    runs: dict[Key, Run] = {}
+    for number, line in enumerate(path.read_text().splitlines(), start=1):
+        source = f"{path}:{number}"
+        try:
+            run = Run.of(json.loads(line), source)
+        except json.JSONDecodeError as error:
+            raise UserError(f"{source}: not a line of JSON ({one_line(error, 80)}).") from None
+        if run.key in runs:
+            raise UserError(f"{source}: {run.label} is there already, expected one line a run.")
+        runs[run.key] = run
+    return list(runs.values())
+
+
+def append(path: Path, run: Run) -> None:
+    r"""Adds a line. One process at a time may write a file.
+
+    Raises:
+        UserError: If the run is there already, is of other data than the lines there, or the file
+            cannot be written.
+    """
+    runs = read_runs(path)
+    for other in runs:
+        if other.key == run.key:
+            raise UserError(f"{path}: {run.label} is there already, expected one line a run.")
+        if other.key[:2] == run.key[:2] and not _same_data(run, other):
+            raise UserError(f"{path}: {run.label} has other data than {other.label} there.")
+    write_runs(path, [*runs, run])
+
+
+def _same_data(run: Run, other: Run) -> bool:
+    r"""Returns whether two runs of a benchmark have the same data; a variant saw no training set."""
+    a, b = run.checksums, other.checksums
+    both_trained = run.train_seconds is not None and other.train_seconds is not None
+    if both_trained and run.reference == other.reference:
+        return a == b
+    return all(a[name] == b[name] for name in a.keys() & b.keys())
+
+
+def write_runs(path: Path, runs: Sequence[Run]) -> None:
+    r"""Writes the lines of a study, without what may be null and is."""
+    needed = {name for name, field in Run.model_fields.items() if field.is_required()}
+    text = ""
+    for run in runs:
+        line = {k: v for k, v in dict(run).items() if v is not None or k in needed}
+        text += json.dumps(as_json(line), ensure_ascii=False, separators=(",", ":")) + "\n"
+    write_text_atomic(path, text)
+
+
+def record_of(path: Path) -> dict[str, Any]:
+    r"""Returns the record of a run or of a single benchmark.
+
+    Raises:
+        UserError: If there is none, or it is damaged.
+    """
+    try:
+        record = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: not a run record ({one_line(error, 80)}).") from None
+    if not isinstance(record, dict) or not isinstance(record.get("config"), dict):
+        raise UserError(f"{path}: not a run record, expected a mapping with 'config'.")
+    return record
+
+
+def finished_run(folder: Path, **given: Any) -> Run:  # noqa: ANN401
+    r"""Returns the line of a finished run of the main command.
+
+    Arguments:
+        folder: The run's folder.
+        given: Attributes of :class:`Run` that its files do not say, or say otherwise.
+
+    Raises:
+        UserError: If a file of the run is absent or damaged.
+    """
+    record = record_of(folder / "run.json")
+    scores = read_scores(folder / "scores.npz")
+    tests = np.concatenate([s.score for role in ROLES for s in scores.of(role).values()])
+    try:
+        results, data, commit = record["results"], record["data"], record["commit"]
+        best = record["validation"].get("best") or {}
+        values = {
+            "reference": data["reference"],
+            "commit": commit and commit["revision"] + "+" * commit["dirty"],
+            "checksums": {name: text[:16] for name, text in data["checksums"].items()},
+            "device": record["device"],
+            "train_seconds": record["train_seconds"],
+            "score_seconds": record["score_seconds"],
+            "accuracy": None if results["accuracy"] is None else 100 * results["accuracy"],
+            "parameters": results["parameters"],
+            "evaluations": results["evaluations"],
+            "metrics": read_metrics(folder / "metrics.csv"),
+            "validation": {k: v for k, v in best.items() if v is not None},
+            "spread": round(float(tests.std()), 6),
+        }
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        reason = one_line(error, 80)
+        raise UserError(
+            f"{folder}: not a finished run ({type(error).__name__}: {reason})."
+        ) from None
+    return Run.of({**values, **given}, str(folder))
+
+
+def read_metrics(path: Path) -> dict[str, dict[str, float]]:
+    r"""Returns the metrics of a run's table in percent, by set or mean and by name."""
+    try:
+        frame = pd.read_csv(path).set_index("set")
+        frame = frame[frame["role"] != "id"][list(METRICS)]
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"{path}: not a run's table ({one_line(error, 80)}).") from None
+    return {str(name): row.dropna().to_dict() for name, row in frame.iterrows()}
+
+
+def read_curve(path: Path) -> dict[str, list[float]]:
+    r"""Returns the logged steps and losses of a run, by their names in its log."""
+    try:
+        entries = [json.loads(line) for line in path.read_text().splitlines()]
+        entries = [entry for entry in entries if "loss_total" in entry]
+        names = [k for k in entries[0] if k == "step" or k.startswith("loss_")] if entries else []
+        return {name: [round(float(entry[name]), 6) for entry in entries] for name in names}
+    except (OSError, ValueError, LookupError) as error:
+        raise UserError(f"{path}: not a run's log ({one_line(error, 80)}).") from None

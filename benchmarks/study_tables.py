@@ -1,0 +1,225 @@
+r"""Tables of studies, in Markdown or LaTeX: means over seeds, or paired differences from a method.
+
+Everything is in percent, but for calibration, which is in nats, and times, which are in seconds.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+import numpy as np
+from records import Run
+from scipy import stats
+from studies import Study
+
+#: A column: its value for a run.
+Column: TypeAlias = Callable[[Run], float]
+#: The runs of a row, by its title.
+Rows: TypeAlias = Mapping[str, Sequence[Run]]
+
+
+def markdown_rows(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    r"""Returns a table in Markdown, its first column to the left and the others to the right."""
+    rule = [":--", *["--:"] * (len(header) - 1)]
+    return "".join(f"| {' | '.join(row)} |\n" for row in (header, rule, *rows))
+
+
+def latex(table: str) -> str:
+    r"""Returns a table in LaTeX, for the `booktabs` package.
+
+    Arguments:
+        table: The table in Markdown; what stands below it is left out.
+    """
+
+    def line(text: str) -> str:
+        cells = " & ".join(cell.strip() for cell in text.strip("|").split("|"))
+        cells = cells.replace("±", r"$\pm$").replace("∞", r"$\infty$")
+        return cells.replace("³", r"\textsuperscript{3}").replace("_", r"\_").replace("%", r"\%")
+
+    header, rule, *rows = [text for text in table.splitlines() if text.startswith("|")]
+    columns = "l" + "r" * (rule.count("|") - 2)
+    body = "".join(rf"{line(row)} \\" + "\n" for row in rows)
+    return (
+        rf"\begin{{tabular}}{{{columns}}}"
+        + "\n\\toprule\n"
+        + rf"{line(header)} \\"
+        + "\n\\midrule\n"
+        f"{body}\\bottomrule\n\\end{{tabular}}\n"
+    )
+
+
+def mean_deviation(values: Sequence[float], digits: int = 1) -> str:
+    r"""Returns a mean, with the standard deviation over seeds where there are several."""
+    if np.isnan(mean := float(np.mean(values))):
+        return "-"
+    if len(values) == 1:
+        return f"{mean:.{digits}f}"
+    return f"{mean:.{digits}f} ± {np.std(values, ddof=1):.{digits}f}"
+
+
+def validation(key: str) -> Column:
+    r"""Returns the column of a validation number."""
+    return lambda run: run.value(key)
+
+
+def metric(row: str, name: str = "AUROC") -> Column:
+    r"""Returns the column of a metric of a set or a group's mean."""
+    return lambda run: run.metric(row, name)
+
+
+def rows_of(study: Study, runs: Sequence[Run], group: str | None = None) -> dict[str, list[Run]]:
+    r"""Returns the runs of each method and variant that has some, as the study lists them.
+
+    A method's variants follow it, those with fewer evaluations of the network first.
+
+    Arguments:
+        study: The study.
+        runs: Its runs.
+        group: The group of methods, whose name as a prefix is left out; None for all.
+    """
+    rows: dict[str, list[Run]] = {}
+    for name, method in study.methods.items():
+        if group is None or method.group == group:
+            ways: dict[str, list[Run]] = {
+                variant: [] for variant in (method.variant, *method.variants)
+            }
+            for run in runs:
+                if run.method == name and run.variant in ways:
+                    ways[run.variant].append(run)
+            found = [item for item in ways.items() if item[1]]
+            for variant, own in sorted(found, key=lambda item: item[1][0].evaluations):
+                title = f"{name}, {variant}" if variant else name
+                rows[title.removeprefix(f"{group}: ")] = sorted(own, key=_seed)
+    return rows
+
+
+def _seed(run: Run) -> int:
+    return run.seed
+
+
+def best_first(rows: Rows) -> dict[str, Sequence[Run]]:
+    r"""Returns rows by validation AUROC, which a method's variants follow."""
+
+    def quality(runs: Sequence[Run]) -> float:
+        method = runs[0].method
+        own = [r.value("val_auroc") for row in rows.values() for r in row if r.method == method]
+        return -float(np.nanmean(own)) if np.isfinite(own).any() else np.inf
+
+    return dict(sorted(rows.items(), key=lambda item: quality(item[1])))
+
+
+def means(rows: Rows, columns: Mapping[str, Column], digits: int = 1, head: str = "method") -> str:
+    r"""Returns means and standard deviations over seeds.
+
+    Of `parameters` it is the number, of `seconds` the least, which a busy machine lengthens least.
+
+    Arguments:
+        rows: The runs of each row.
+        columns: The columns by title.
+        digits: The digits after the point.
+        head: The title of the first column.
+    """
+    table = [
+        [
+            title,
+            str(len(runs)),
+            *(_cell(k, [f(r) for r in runs], digits) for k, f in columns.items()),
+        ]
+        for title, runs in rows.items()
+    ]
+    return markdown_rows([head, "seeds", *columns], table)
+
+
+def _cell(column: str, values: Sequence[float], digits: int) -> str:
+    if column == "parameters":
+        return f"{values[0]:,.0f}"
+    if column == "seconds":
+        return f"{min(values):.1f}"
+    return mean_deviation(values, digits)
+
+
+def differences(rows: Rows, columns: Mapping[str, Column]) -> str:
+    r"""Returns the means of the first row, then differences of each other one from it.
+
+    Runs of the same seed are paired.
+
+    Arguments:
+        rows: The runs of each row.
+        columns: The columns by title.
+    """
+    values = {
+        title: {run.seed: [column(run) for column in columns.values()] for run in runs}
+        for title, runs in rows.items()
+    }
+    (base_title, base), *others = values.items()
+    averages = np.mean(list(base.values()), axis=0)
+    table = [[base_title, str(len(base)), *(f"{mean:.2f}" for mean in averages)]]
+    for title, runs in others:
+        if seeds := sorted(base.keys() & runs.keys()):
+            pairs = np.array([np.subtract(runs[seed], base[seed]) for seed in seeds])
+            table.append([title, str(len(seeds)), *(paired(pair.tolist()) for pair in pairs.T)])
+    return markdown_rows(["method", "seeds", *columns], table)
+
+
+def paired(values: Sequence[float]) -> str:
+    r"""Returns a mean difference, with its 95 % t-interval from three pairs on."""
+    mean, n = float(np.mean(values)), len(values)
+    if n < 3:
+        return f"{mean:+.2f}"
+    half = stats.t.ppf(0.975, n - 1) * np.std(values, ddof=1) / np.sqrt(n)
+    return f"{mean:+.2f} ± {half:.2f}"
+
+
+def learning(rows: Rows, loss: str) -> str:
+    r"""Returns how far the runs of seed 0 that keep their curve have come.
+
+    Losses are means over thirds of the training, of single batches, with their standard errors; the
+    spread is that of the log-ratios of the checkpoint that was selected.
+
+    Arguments:
+        rows: The runs of each row.
+        loss: The loss's name in the log.
+    """
+    table = []
+    for title, runs in rows.items():
+        for run in runs:
+            if run.seed or run.curve is None or run.spread is None:
+                continue
+            thirds = [
+                f"{third.mean():.1f} ± {third.std(ddof=1) / len(third) ** 0.5:.1f}"
+                for third in np.array_split(run.curve[loss], 3)
+            ]
+            step = f"{run.validation['step']:,.0f}"
+            # Of a solver's variants, the row is the model's.
+            table.append(
+                [run.method if run.variant else title, *thirds, step, f"{run.spread:.3f}"]
+            )
+    header = ["loss, first third", "second third", "last third"]
+    return markdown_rows(["method", *header, "checkpoint of step", "spread (nats)"], table)
+
+
+def overview(study: Study, runs: Sequence[Run], name: str = "AUROC") -> str:
+    r"""Returns a metric of every set and mean, a table for each ID data set, benchmark and reference.
+
+    Arguments:
+        study: The study.
+        runs: Its runs.
+        name: The metric.
+    """
+    settings = dict.fromkeys((run.id, run.benchmark, run.reference) for run in runs)
+    texts = []
+    for setting in settings:
+        own = [run for run in runs if (run.id, run.benchmark, run.reference) == setting]
+        columns: dict[str, Column] = {"val AUROC": validation("val_auroc")}
+        columns |= {
+            row: metric(row, name) for row in dict.fromkeys(k for r in own for k in r.metrics)
+        }
+        columns |= {"accuracy": lambda run: np.nan if run.accuracy is None else run.accuracy}
+        columns |= {
+            "trained in (s)": lambda run: (
+                np.nan if run.train_seconds is None else run.train_seconds
+            ),
+            "seconds": lambda run: run.score_seconds,
+        }
+        what = f"{name} in percent: {setting[0]}, {setting[1]}, reference {setting[2]}"
+        texts.append(f"{what}\n\n{means(rows_of(study, own), columns)}")
+    return "\n".join(texts)

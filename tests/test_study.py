@@ -1,0 +1,418 @@
+r"""Studies: their lines and tables, what is refused before the first run, and what a kill leaves."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import yaml
+from scipy import stats
+
+from ood_osdre import cli
+from ood_osdre.config import Config
+from ood_osdre.errors import UserError
+from ood_osdre.evaluation.scores import Scores, write_scores
+
+if TYPE_CHECKING:
+    from records import Run
+
+pytestmark = pytest.mark.usefixtures("benchmarks")
+
+METHODS = {
+    "a": {"options": ["data.train_limit=50"], "variants": {"NFE 2": ["evaluation.evaluations=2"]}},
+    "b": {"options": ["note={run:a}", "data.train_limit=4{seed}"]},
+}
+STUDY = {
+    "question": "Which?", "protocol": "None.", "config": "digits", "ids": ["digits"],
+    "benchmarks": ["digits"], "steps": 3, "seeds": [0, 1], "methods": METHODS,
+}  # fmt: skip
+
+
+def write_study(tmp_path: Path, **changes: object) -> None:
+    (tmp_path / "s.yml").write_text(yaml.safe_dump({**STUDY, **changes}))
+
+
+def give(tmp_path: Path, *options: str) -> int:
+    import study
+
+    places = ["--out", "runs", "--studies", ".", "--records", "records", "--results", "results"]
+    places = [str(tmp_path / p) if not p.startswith("--") else p for p in places]
+    return study.main(["s", "--jobs", "1", *places, *options])
+
+
+def lines(tmp_path: Path) -> list[dict[str, Any]]:
+    path = tmp_path / "records" / "s.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+class Quick:
+    r"""Stands in for the main command: writes the files of a run of its options, or stops."""
+
+    def __init__(self) -> None:
+        self.given: list[list[str]] = []
+        self.stop_at: int | None = None
+        self.checksums = {"id": "a" * 64, "id_train": "b" * 64}
+
+    def __call__(self, _: object, options: Sequence[str]) -> None:
+        if len(self.given) == self.stop_at:
+            raise KeyboardInterrupt
+        self.given.append(list(options))
+        args = cli.parser().parse_intermixed_args(options)
+        config, checksums, seconds = None, self.checksums, 1.5
+        if args.checkpoint:
+            trained = json.loads((args.checkpoint / "run.json").read_text())["config"]
+            config = Config.from_mapping(trained, "run.json", args.overrides)
+            checksums, seconds = {"id": checksums["id"]}, None
+        else:
+            config = cli.read_config(args, args.config)
+        record = {
+            "config": config.to_dict(), "device": "cpu (1 threads)", "train_seconds": seconds,
+            "score_seconds": 0.5, "commit": {"revision": "c0ffee", "dirty": True},
+            "data": {"reference": "other", "checksums": checksums},
+            "validation": {"best": {"val_auroc": 0.75, "step": 3}} if seconds else {},
+            "results": {"accuracy": 0.5, "parameters": 7, "evaluations": 1.0},
+        }  # fmt: skip
+        scores = Scores()
+        scores.add("id", "digits", [2.0, 4.0], [0, 1], ["a", "b"])
+        scores.add("near", "eight", [0.0, 2.0], [-1, -1], ["c", "d"])
+        args.out.mkdir(parents=True)
+        write_scores(args.out / "scores.npz", scores)
+        (args.out / "score_density.png").write_bytes(b"plot")
+        table = "set,role,AUROC,FPR@95,AUPR_IN,AUPR_OUT,FPR@95_ID\ndigits,id,,,,,\n"
+        (args.out / "metrics.csv").write_text(
+            f"{table}eight,near,{80 + config.training.seed},,,,\n"
+        )
+        log = [{"step": 1, "loss_total": 2.0, "seconds": 1}, {"step": 1, "val_auroc": 0.5}]
+        (args.out / "log.jsonl").write_text("\n".join(map(json.dumps, log)))
+        (args.out / "run.json").write_text(json.dumps(record))
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> Quick:
+    import study
+
+    command = Quick()
+    monkeypatch.setattr(study.Runner, "_command", lambda self, given: command(self, given))
+    return command
+
+
+def test_a_run_leaves_one_line_that_remakes_it(tmp_path: Path, quick: Quick) -> None:
+    write_study(tmp_path, curve=True, keep=True)
+    assert give(tmp_path, "--seeds", "1") == 0
+    own, variant, other = lines(tmp_path)
+    assert [own["method"], variant["variant"], other["method"]] == ["a", "NFE 2", "b"]
+    assert own["config"]["training"]["steps"] == 3
+    assert own["config"]["data"]["train_limit"] == 50
+    assert variant["config"]["evaluation"]["evaluations"] == 2
+    # The other run's folder is this machine's, and is not in the record.
+    assert str(tmp_path) in " ".join(quick.given[-1])
+    assert other["config"]["note"] == "{run:a}"
+    assert other["config"]["data"]["train_limit"] == 41
+    assert str(tmp_path) not in json.dumps(other)
+    assert own["metrics"] == {"eight": {"AUROC": 81.0}}
+    assert (own["accuracy"], own["seed"], own["threads"]) == (50.0, 1, 1)
+    assert (own["commit"], own["checksums"]["id"]) == ("c0ffee+", "a" * 16)
+    assert own["spread"] == pytest.approx(np.std([2, 4, 0, 2]))
+    assert own["curve"] == {"step": [1.0], "loss_total": [2.0]}
+    assert "curve" not in variant
+    assert not (tmp_path / "results").exists()  # of the first seed alone
+
+    assert give(tmp_path) == 0
+    kept = {path.name for path in (tmp_path / "results" / "s" / "digits-digits-a").iterdir()}
+    assert kept == {"scores.npz", "score_density.png"}
+    assert len(lines(tmp_path)) == 6
+
+
+@pytest.mark.parametrize("stop_at", range(6))
+def test_interrupted_and_given_again_makes_the_same_lines(
+    tmp_path: Path, quick: Quick, stop_at: int
+) -> None:
+    write_study(tmp_path)
+    quick.stop_at = stop_at
+    assert give(tmp_path) == 130
+    assert len(lines(tmp_path)) == stop_at
+    quick.stop_at = None
+    assert give(tmp_path) == 0
+    again = lines(tmp_path)
+    assert give(tmp_path) == 0
+    assert lines(tmp_path) == again
+    expected = [(m, v, s) for s in (0, 1) for m, v in (("a", ""), ("a", "NFE 2"), ("b", ""))]
+    assert [(r["method"], r["variant"], r["seed"]) for r in again] == expected
+    assert len(quick.given) == 6
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"methods": {**METHODS, "c": {"options": ["data.nope=1"]}}}, "c: .*nope"),
+        ({"methods": {**METHODS, "c": {"variants": {"v": ["evaluation.score=x"]}}}}, "c: .*score"),
+        ({"config": "absent"}, "absent"),
+        ({"steps": 700}, r"steps: got 700, expected at most training.steps \(600\)"),
+        ({"seed": 1}, "unknown key 'seed'"),
+        ({"seeds": []}, "seeds: "),
+        ({"methods": {"b": METHODS["b"]}}, "'b' needs the run of 'a', which is no method"),
+        ({"methods": {"a": {"seeds": [0]}, "b": METHODS["b"]}}, "'a', which has fewer seeds"),
+        ({"methods": {"a": {"options": ["note={run:a}"]}}}, "circle"),
+        ({"methods": {"a, b": {}, "a + b": {}}}, "one folder"),
+        ({"methods": {"a": {"references": ["x"]}}}, "reference 'x', which the study lacks"),
+        ({"common": ["note={run:a}"]}, "common: "),
+        ({"benchmarks": ["pack"]}, "pack"),
+        ({"references": ["absent"]}, "references: got 'absent', expected one of"),
+    ],
+)
+def test_what_is_wrong_is_told_before_the_first_run(
+    tmp_path: Path,
+    quick: Quick,
+    capsys: pytest.CaptureFixture[str],
+    changes: dict[str, object],
+    message: str,
+) -> None:
+    write_study(tmp_path, **changes)
+    assert give(tmp_path) == 2
+    (told,) = capsys.readouterr().err.strip().splitlines()
+    with pytest.raises(UserError, match=message):
+        raise UserError(told)
+    assert not quick.given
+    assert not lines(tmp_path)
+
+
+def test_a_line_of_another_run_is_not_taken_for_done(
+    tmp_path: Path, quick: Quick, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_study(tmp_path)
+    assert give(tmp_path) == 0
+    before = lines(tmp_path)
+    for changes, message in (
+        ({"common": ["training.lr=0.5"]}, "training.lr=0.001 (not 0.5)"),
+        ({"steps": 4}, "training.steps=3 (not 4)"),
+    ):
+        write_study(tmp_path, **changes)
+        assert give(tmp_path) == 2
+        assert message in capsys.readouterr().err
+    assert lines(tmp_path) == before
+    assert len(quick.given) == 6
+
+
+def test_runs_of_other_data_or_without_their_model_get_no_line(
+    tmp_path: Path, quick: Quick, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_study(tmp_path)
+    assert give(tmp_path, "--only", "a", "--seeds", "0", "--without", "NFE 2") == 0
+    quick.checksums = {**quick.checksums, "id_train": "c" * 64}
+    assert give(tmp_path, "--only", "a", "--seeds", "1", "--without", "NFE 2") == 1
+    assert "other data than a, seed 0" in capsys.readouterr().err
+    (tmp_path / "runs" / "s" / "digits-digits" / "a" / "seed-0" / "run.json").unlink()
+    assert give(tmp_path, "--seeds", "0") == 1
+    told = capsys.readouterr().err
+    assert "a, NFE 2, seed 0: " in told
+    assert "not started: b, seed 0, as the run of 'a' is not there" in told
+    assert len(lines(tmp_path)) == 1
+
+
+def test_nothing_starts_beyond_the_budget(
+    tmp_path: Path, quick: Quick, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_study(tmp_path)
+    assert give(tmp_path, "--budget", "0") == 1
+    assert "not started: a, seed 0" in capsys.readouterr().err
+    assert not quick.given
+
+
+def test_an_error_of_a_run_is_told_and_not_its_hint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_study(tmp_path, config="cifar10_cpu", ids=["cifar10"], benchmarks=["pack"])
+    assert give(tmp_path, "--only", "a", "--seeds", "0", "--data-root", str(tmp_path / "no")) == 1
+    assert "a, seed 0: failed: error: " in capsys.readouterr().err
+    assert not lines(tmp_path)
+
+
+def test_an_interrupted_study_stops_its_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import study
+
+    started = []
+
+    def sleep(command: list[str], **_: object) -> "subprocess.Popen[str]":
+        started.append(command)
+        return popen(["sleep", "600"], stderr=subprocess.PIPE, text=True)
+
+    def interrupted(*_: object, **__: object) -> Iterator[str]:
+        while not study.RUNNING:
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+        yield
+
+    popen = subprocess.Popen
+    monkeypatch.setattr(study.subprocess, "Popen", sleep)
+    monkeypatch.setattr(study, "tqdm", interrupted)
+    write_study(tmp_path)
+    # A shell starts what is in the background deaf to interrupts, and its children with it.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert give(tmp_path) == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert len(started) == 1
+    assert not study.RUNNING
+
+
+def test_a_reference_that_is_a_path_goes_by_its_last_part(tmp_path: Path, quick: Quick) -> None:
+    (tmp_path / "other.txt").touch()
+    write_study(tmp_path, references=[str(tmp_path / "other.txt")])
+    assert give(tmp_path) == 0
+    assert give(tmp_path) == 0
+    assert len(lines(tmp_path)) == len(quick.given) == 6
+
+
+def run_of(method: str, seed: int, auroc: float, near: float = 50.0, **changes: object) -> "Run":
+    from records import Run
+
+    values: dict[str, Any] = {
+        "method": method, "seed": seed, "id": "i", "benchmark": "m", "reference": None, "config": {},
+        "commit": None, "checksums": {}, "device": None, "train_seconds": 1.0, "score_seconds": 3.0,
+        "parameters": 7, "metrics": {"nearood": {"AUROC": near}}, "validation": {"val_auroc": auroc},
+    }  # fmt: skip
+    return Run.of({**values, **changes}, "test")
+
+
+def test_a_duplicate_or_damaged_line_is_refused(tmp_path: Path) -> None:
+    from records import append, read_runs, write_runs
+
+    path = tmp_path / "s.jsonl"
+    run = run_of("a", 0, 0.5)
+    append(path, run)
+    assert read_runs(path) == [run]
+    with pytest.raises(UserError, match="a, seed 0 is there already"):
+        append(path, run.replace(parameters=8))
+    append(path, run.replace(seed=1))
+    append(path, run.replace(variant="v"))
+    append(path, run.replace(reference="r"))
+    assert len(read_runs(path)) == 4
+    write_runs(path, [run, run])
+    with pytest.raises(UserError, match=r"s\.jsonl:2: a, seed 0 is there already"):
+        read_runs(path)
+    for text, message in (("{", "not a line of JSON"), ('{"method": "a"}', "seed: is missing")):
+        path.write_text(f"{text}\n")
+        with pytest.raises(UserError, match=rf"s\.jsonl:1: .*{message}"):
+            read_runs(path)
+
+
+def test_one_writer_a_file(tmp_path: Path) -> None:
+    import study
+
+    path = tmp_path / "s.jsonl"
+    with study.locked(path), pytest.raises(UserError, match="another"), study.locked(path):
+        pass
+
+
+def test_a_kill_while_lines_are_added_leaves_whole_ones(tmp_path: Path) -> None:
+    from records import append, read_runs
+
+    path = tmp_path / "s.jsonl"
+    for life in (0.0, 0.01, 0.02, 0.04):
+        path.unlink(missing_ok=True)
+        if not (child := os.fork()):
+            try:
+                for seed in range(10**6):
+                    append(path, run_of("a" * 10_000, seed, 0.5))
+            finally:
+                os._exit(1)
+        while not path.exists():
+            time.sleep(0.001)
+        time.sleep(life)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        runs = read_runs(path)
+        assert runs
+        assert [run.seed for run in runs] == list(range(len(runs)))
+
+
+def test_a_table_is_what_its_lines_say() -> None:
+    import study_tables as tables
+    from studies import Study
+
+    methods = {"a": {"group": "g"}, "b": {"group": "g", "variants": {"v": []}}, "c": {}}
+    study = Study.of({**STUDY, "methods": methods}, "test")
+    runs = [run_of("a", 0, 0.6, 60.0), run_of("b", 0, 0.75), run_of("a", 1, 0.8, 64.0)]
+    runs += [run_of("b", 0, 0.75, 40.0, variant="v", validation={}), run_of("c", 0, 0.9)]
+    rows = tables.best_first(tables.rows_of(study, runs, "g"))
+    columns = {"val": tables.validation("val_auroc"), "near": tables.metric("nearood")}
+    table = tables.means(rows, columns)
+    # 70 and 62; the deviations of two values are their difference over the root of 2.
+    assert table.splitlines() == [
+        "| method | seeds | val | near |",
+        "| :-- | --: | --: | --: |",
+        "| b | 1 | 75.0 | 50.0 |",
+        "| b, v | 1 | - | 40.0 |",
+        "| a | 2 | 70.0 ± 14.1 | 62.0 ± 2.8 |",
+    ]
+    latex = tables.latex(table)
+    assert r"a & 2 & 70.0 $\pm$ 14.1 & 62.0 $\pm$ 2.8 \\" in latex
+    assert latex.startswith(r"\begin{tabular}{lrrr}")
+
+
+def test_paired_differences_carry_a_t_interval() -> None:
+    import study_tables as tables
+
+    base, other = np.random.default_rng(0).normal(size=(2, 5))
+    # Seeds are paired whatever their order; one without its pair counts for nothing.
+    rows = {
+        "base": [run_of("base", s, 0.5, v) for s, v in enumerate(base)],
+        "other": [run_of("other", s, 0.5, other[s]) for s in (3, 1, 0, 2, 4)],
+        "third": [run_of("third", s, 0.5, base[s] + 1) for s in (0, 1)]
+        + [run_of("third", 9, 0.5, 99.0)],
+    }
+    low, high = stats.ttest_rel(other, base).confidence_interval(0.95)
+    table = tables.differences(rows, {"near": tables.metric("nearood")}).splitlines()
+    assert table[2] == f"| base | 5 | {base.mean():.2f} |"
+    assert table[3] == f"| other | 5 | {(low + high) / 2:+.2f} ± {(high - low) / 2:.2f} |"
+    assert table[4] == "| third | 2 | +1.00 |"
+
+
+def test_every_study_has_valid_options() -> None:
+    from jobs import config_of, plan
+    from studies import STUDIES, load_study
+
+    for path in STUDIES.glob("*.yml"):
+        methods = load_study(path.stem)
+        for job in plan(methods, list(methods.methods), [0], Path("runs")):
+            for further in ((), *job.method.variants.values()):
+                config_of(job, further)
+
+
+@pytest.mark.slow
+def test_a_killed_study_goes_on_to_the_lines_of_one_that_was_not(
+    tmp_path: Path, benchmarks: Path
+) -> None:
+    methods = {"a": METHODS["a"], "b": {"options": ["data.train_limit=40"]}}
+    methods["a"] = {**methods["a"], "variants": {}}
+    for name in ("whole", "killed"):
+        (tmp_path / name).mkdir()
+        write_study(tmp_path / name, methods=methods, seeds=[0])
+    assert give(tmp_path / "whole") == 0
+
+    folder = tmp_path / "killed"
+    places = {"--out": "runs", "--studies": ".", "--records": "records", "--results": "results"}
+    options = [part for k, v in places.items() for part in (k, str(folder / v))]
+    command = [sys.executable, str(benchmarks / "study.py"), "s", "--jobs", "1", *options]
+    child = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL)
+    while not lines(folder):
+        time.sleep(0.1)
+    os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+    assert give(folder) == 0
+    timed = ("train_seconds", "score_seconds", "validation", "commit")
+    a, b = (
+        [{k: v for k, v in r.items() if k not in timed} for r in lines(p)]
+        for p in (tmp_path / "whole", folder)
+    )
+    assert a == b
