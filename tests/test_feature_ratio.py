@@ -224,8 +224,10 @@ def test_scoring_needs_a_fit_a_network_and_finite_features(tmp_path: Path) -> No
     refused("features: 3 of 60 inputs hold NaN", ratio.log_ratio_of_features, x)
     ratio.ratio.head.bias.data[0] = torch.nan  # type: ignore[union-attr]
     refused("features scores: 57 of 57 are NaN", ratio.log_ratio_of_features, x[3:])
-    refused("options: unknown key 'step'; did you mean 'steps'", FeatureRatio, {"step": 5})
-    assert FeatureRatio({"steps": 5}).options.steps == 5
+    refused(
+        "options: unknown key 'step'; did you mean 'training.steps'", FeatureRatio, {"step": 5}
+    )
+    assert FeatureRatio({"training": {"steps": 5}}).options.training.steps == 5
     refused("features: got float32 of shape", FeatureRatio(HEAD).fit, HostNet(), [], [])
 
 
