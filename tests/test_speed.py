@@ -117,7 +117,9 @@ def test_features_are_the_largest_of_the_last_map_at_every_size(side: int) -> No
 def test_its_groups_are_layers_by_name() -> None:
     network = CoefficientNetwork(SpeedBackbone(), 128, 4, classes=3)
     sizes = [
-        extract_features(network.backbone, torch.randn(2, 3, 32, 32), f"groups.{i}").features.shape
+        extract_features(
+            network.backbone, torch.randn(2, 3, 32, 32), [f"groups.{i}"]
+        ).features.shape
         for i in range(3)
     ]
     assert sizes == [(2, 32), (2, 128), (2, 128)]
