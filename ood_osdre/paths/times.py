@@ -10,7 +10,7 @@ offset (systematic sampling), in random order. Each time alone is distributed as
 expectation of a loss that is a mean over samples stays the same. What a function of the time alone
 adds to the noise of a batch all but vanishes. In time score matching that can be the most: its loss
 has :math:`\partial_t s`, whose mean over the times cancels against the ends in expectation only.
-`benchmarks/gradient_snr.py` measures how much it is at the start of training.
+`benchmarks/speed/gradient_snr.py` measures how much it is at the start of training.
 
 A weight is a function of the time *only*. A weight that also looks at the sample, such as one
 over the variance of the target given :math:`(x_0, x_1)`, moves the minimiser away from the time
