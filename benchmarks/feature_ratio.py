@@ -30,7 +30,7 @@ from ood_osdre.evaluation.records import RunRecord
 from ood_osdre.models.baselines import Classifier
 from ood_osdre.models.frozen import collect_features, extract_features
 from ood_osdre.plugin.openood import OSDRENet
-from ood_osdre.runs import train_run
+from ood_osdre.stages import train_run
 from ood_osdre.training.batches import broadened
 from ood_osdre.training.distributed import device_name
 

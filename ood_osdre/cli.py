@@ -11,17 +11,16 @@ import io
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .config import Config, Trained, load_config
+from .config import Config, load_config, shortened, with_seed
 from .data.manifests import BENCHMARKS, benchmark_names
 from .errors import FAILED, UserError, count, exit_status, number
 from .evaluation.records import read_record
 from .resources import names
-from .sections import TrainingConfig
 from .training.run import MODEL_FILE, RECORD, RESULTS, STATES, holds, locked, refuse_existing
 
 if TYPE_CHECKING:
@@ -134,6 +133,7 @@ def train_and_evaluate(args: argparse.Namespace) -> "MetricsTable | None":
         seed: args.out if args.seeds == 1 else args.out / f"seed-{seed}"
         for seed in range(config.training.seed, config.training.seed + args.seeds)
     }
+    members = members_of(args, config)
     refuse_existing(args.out, folders, args.resume)
     if args.resume and not any(holds(folder, *RESULTS) for folder in folders.values()):
         announce(f"Nothing to go on with in {args.out}: from step 0")
@@ -147,8 +147,9 @@ def train_and_evaluate(args: argparse.Namespace) -> "MetricsTable | None":
         tables = []
         for seed, folder in folders.items():
             seeded = with_seed(config, seed)
+            own = {k: with_seed(c, seed + c.training.seed) for k, c in members.items()}
             with nullcontext() if folder == args.out else claim(folder):
-                table = one_seed(args, seeded, data, folder, device)
+                table = one_seed(args, seeded, data, folder, device, own)
             if table is None:
                 return None
             tables.append(table)
@@ -165,17 +166,19 @@ def one_seed(
     data: "BenchmarkData",
     folder: Path,
     device: "torch.device",
+    members: Mapping[str, Config],
 ) -> "MetricsTable | None":
     r"""Trains and evaluates one seed; returns None if training was stopped early.
 
     A finished seed is not evaluated again: its table is made from its scores.
     """
-    from .runs import evaluate_run, finished_table, train_run
+    from .runs import evaluate_run, finished_table
+    from .stages import train_run
 
     if args.resume and (folder / RECORD).exists():
-        return finished_table(folder, config, data)
+        return finished_table(folder, config, data, members)
     scorer, outcome, selection = train_run(
-        config, data, folder, device, args.time_budget, args.resume, not args.quiet
+        config, data, folder, device, args.time_budget, args.resume, not args.quiet, members
     )
     if not outcome.finished:
         announce(
@@ -193,7 +196,7 @@ def evaluate_checkpoint(args: argparse.Namespace) -> "MetricsTable":
 
     from .data import load_benchmark
     from .detectors import load_scorer
-    from .runs import evaluate_run
+    from .runs import changes_sum, evaluate_run, scorer_of
 
     scorer = load_scorer(args.checkpoint, device)
     source = str(args.checkpoint)
@@ -210,12 +213,15 @@ def evaluate_checkpoint(args: argparse.Namespace) -> "MetricsTable":
         raise UserError(f"--checkpoint {source}: trained with --id {config.id}, not {args.id}.")
     manifest = find_benchmark(args.benchmark or config.benchmark, config.id, args.data_root)
     announce(f"{manifest.title}\n  checkpoint {source}, device {device}")
-    # Nearest neighbours are those among the ID training images.
-    training = scoring.estimator == "classifier" and config.evaluation.score == "knn"
+    # Nearest neighbours are those among the ID training images; parts are standardised on others.
+    summed = changes_sum(scorer.metadata, config)
+    training = summed or (scoring.estimator == "classifier" and config.evaluation.score == "knn")
     data = load_benchmark(
         manifest, args.data_root, args.cache_dir, training=training, progress=not args.quiet
     )
     scorer.check_images(data.id_test.images, f"benchmark {manifest.name}")
+    if summed:
+        scorer = scorer_of(args.checkpoint, config, data, device)
 
     if args.out is None:
         path = args.checkpoint.resolve()
@@ -297,29 +303,22 @@ def read_config(args: argparse.Namespace, name: str) -> Config:
     given = {key: getattr(args, key) for key in ("id", "benchmark", "reference", "classifier")}
     options = [(key, value) for key, value in given.items() if value is not None]
     config = load_config(name, [*options, *args.overrides])
-    if args.max_steps is None:
-        return config
-    head = config.head and config.head.replace(training=shortened(config.head, args.max_steps))
-    return config.replace(training=shortened(config, args.max_steps), head=head)
+    return config if args.max_steps is None else shortened(config, args.max_steps)
 
 
-def shortened(trained: Trained, most: int) -> TrainingConfig:
-    r"""Returns the training of a network or head with at most some number of steps."""
-    t, steps = trained.training, min(trained.training.steps, most)
-    if steps == t.steps:
-        return t
-    return t.replace(
-        steps=steps, warmup=min(t.warmup, steps // 5), eval_every=min(t.eval_every, steps)
-    )
-
-
-def with_seed(config: Config, seed: int) -> Config:
-    r"""Returns the configuration with another seed; that of a head moves along with it."""
-    training, head = config.training.replace(seed=seed), config.head
-    if head is not None:
-        own = head.training.seed + seed - config.training.seed
-        head = head.replace(training=head.training.replace(seed=own))
-    return config.replace(training=training, head=head)
+def members_of(args: argparse.Namespace, config: Config) -> dict[str, Config]:
+    r"""Returns the configurations that `evaluation.together` names, on the run's data."""
+    shared = {key: getattr(config, key) for key in ("id", "benchmark", "reference")}
+    members, parts = {}, config.evaluation.parts
+    for source in config.evaluation.together:
+        if source not in names("configs") and not source.endswith((".yml", ".yaml")):
+            continue  # a run folder
+        member = load_config(source).replace(**shared)
+        if member.evaluation.is_sum or ("energy" in parts and not member.has_classes):
+            expected = "that sums nothing" if member.evaluation.is_sum else "with a class head"
+            raise UserError(f"evaluation.together: {source}: expected a configuration {expected}.")
+        members[source] = member if args.max_steps is None else shortened(member, args.max_steps)
+    return members
 
 
 def first_process() -> bool:

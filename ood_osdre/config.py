@@ -8,7 +8,7 @@ A mistake is refused in one line that names the file or option, and the key.
 Nothing here imports torch: `--help` and a mistyped key do not wait for it.
 """
 
-__all__ = ["Config", "HeadConfig", "Trained", "load_config"]
+__all__ = ["Config", "HeadConfig", "Trained", "load_config", "shortened", "with_seed"]
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -274,11 +274,19 @@ class Config(Trained):
             [flat_layer(mapping, source, _is_section), *map(_override, overrides)], source
         )
 
+    @property
+    def has_classes(self) -> bool:
+        r"""Whether the network has a class head, which some term trains."""
+        trained = self.objective.class_weight or self.objective.outlier_exposure
+        return bool(self.network.classes_head and trained)
+
     def _conflicts(self) -> Iterator[str]:
         if self.head is not None and self.estimator != "classifier":
             yield f"estimator: got {self.estimator}, expected classifier, which head is on."
         if self.head and self.head.id_from == "held_out" and not self.data.hold_out_id:
             yield "head.id_from: got held_out, expected train where data.hold_out_id is 0."
+        if "energy" in self.evaluation.parts and not self.has_classes:
+            yield "evaluation.parts: got energy, which needs a class head; train one."
         if self.classifier is not None and self.head is None:
             yield "classifier: is given, but there is no head on it."
         yield from super()._conflicts()
@@ -305,6 +313,27 @@ def load_config(name: str | Path, overrides: Sequence[Override] = ()) -> Config:
     """
     layers = read_layers("configs", str(name), _is_section)
     return _merge([*layers, *map(_override, overrides)], layers[-1][0])
+
+
+def shortened(config: Config, most: int) -> Config:
+    r"""Returns a configuration whose trainings, a head's too, have at most some number of steps."""
+
+    def cut(t: TrainingConfig) -> TrainingConfig:
+        steps = min(t.steps, most)
+        shorter = {"warmup": min(t.warmup, steps // 5), "eval_every": min(t.eval_every, steps)}
+        return t if steps == t.steps else t.replace(steps=steps, **shorter)
+
+    head = config.head and config.head.replace(training=cut(config.head.training))
+    return config.replace(training=cut(config.training), head=head)
+
+
+def with_seed(config: Config, seed: int) -> Config:
+    r"""Returns the configuration with another seed; that of a head moves along with it."""
+    training, head = config.training.replace(seed=seed), config.head
+    if head is not None:
+        own = head.training.seed + seed - config.training.seed
+        head = head.replace(training=head.training.replace(seed=own))
+    return config.replace(training=training, head=head)
 
 
 def _is_section(key: str) -> bool:

@@ -4,8 +4,8 @@ r"""Exports the folded scorer, preprocessing inside, to a file that needs none o
     python -m ood_osdre.export CHECKPOINT FILE.pt2
 
 The file maps uint8 images `images`, with shape (B, H, W, 3) and any B, to `log_ratio`, with shape
-(B), in nats (larger = more ID), and, if the network has a class head, to `logits`. Before it is
-written, each of them is compared with the original on random images: the largest difference may
+(B), in nats (larger = more ID), and, if the network has a class head, to `logits`. Of a run that
+sums parts it is `score`, without a unit. Before the file is written, each of them is compared with the original on random images: the largest difference may
 be 1e-4 of its spread. A `.pt2` file is a program for :func:`torch.export.load`; an `.onnx` file
 runs wherever ONNX does, and making one needs the packages of the extra `export`.
 """
@@ -27,11 +27,10 @@ from torch import Tensor, nn
 from .detectors import Scorer, load_scorer
 from .errors import UserError, exit_status
 from .files import atomic_path
-from .models import FoldedRatio, RepresentationRatio
+from .models import FoldedRatio, Prediction, RatioModel, RepresentationRatio, SummedScore
 
 # The largest difference from the original, as a share of an output's standard deviation.
 TOLERANCE = 1e-4
-OUTPUTS = ("log_ratio", "logits")
 SAMPLES = 64
 # What writes an ONNX file and runs it.
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
@@ -59,8 +58,7 @@ class DeployedScorer(nn.Module):
             images: The uint8 images, with shape :math:`(B, H, W, 3)`.
         """
         pixels = images.permute(0, 3, 1, 2).to(self.mean.dtype) / 255
-        log_ratio, logits = self.model.predict((pixels - self.mean) / self.std)
-        return (log_ratio,) if logits is None else (log_ratio, logits)
+        return _as_tuple(self.model.predict((pixels - self.mean) / self.std))
 
 
 def export_scorer(scorer: Scorer, path: Path) -> float:
@@ -85,14 +83,13 @@ def export_scorer(scorer: Scorer, path: Path) -> float:
             f"{path}: got the suffix {path.suffix!r}, expected .pt2, or .onnx with the packages "
             f"{', '.join(missing or PACKAGES)}: pip install 'ood-osdre[export]'."
         )
-    ratio = scorer.ratio
-    if isinstance(ratio, RepresentationRatio):
-        ratio = ratio.ratio
-    if not isinstance(ratio, FoldedRatio):
-        raise UserError(
-            f"{path}: got a {type(ratio).__name__}, only one-step and direct ratios can be "
-            "exported."
-        )
+    for ratio in _networks(scorer.ratio):
+        inner = ratio.ratio if isinstance(ratio, RepresentationRatio) else ratio
+        if not isinstance(inner, FoldedRatio):
+            raise UserError(
+                f"{path}: got a {type(inner).__name__}, only one-step and direct ratios can be "
+                "exported."
+            )
     module = DeployedScorer(scorer).eval()
     size = scorer.metadata["size"]
     generator = torch.Generator().manual_seed(0)
@@ -106,7 +103,7 @@ def export_scorer(scorer: Scorer, path: Path) -> float:
         differences = [
             float((a - b).abs().max() / b.std()) for a, b in zip(found, expected, strict=True)
         ]
-        for name, difference in zip(OUTPUTS, differences, strict=False):
+        for name, difference in zip(_names(scorer.ratio), differences, strict=False):
             if not difference <= TOLERANCE:
                 raise UserError(
                     f"{path}: exported and original {name} differ by {difference:.1e} of their "
@@ -115,10 +112,24 @@ def export_scorer(scorer: Scorer, path: Path) -> float:
     return max(differences)
 
 
+def _networks(model: nn.Module) -> list[nn.Module]:
+    return [*model.networks] if isinstance(model, SummedScore) else [model]
+
+
+def _names(model: RatioModel) -> tuple[str, str]:
+    r"""Returns the names of the outputs; a score that is no log-ratio is not called one."""
+    return ("log_ratio" if model.in_nats else "score", "logits")
+
+
 @torch.no_grad()
 def _outputs(scorer: Scorer, images: Tensor) -> tuple[Tensor, ...]:
-    log_ratio, logits = scorer.ratio.predict(scorer.preprocess(images))
-    return (log_ratio.cpu(),) if logits is None else (log_ratio.cpu(), logits.cpu())
+    prediction = scorer.ratio.predict(scorer.preprocess(images))
+    return tuple(output.cpu() for output in _as_tuple(prediction))
+
+
+def _as_tuple(prediction: Prediction) -> tuple[Tensor, ...]:
+    logits = () if prediction.logits is None else (prediction.logits,)
+    return prediction.score, *logits
 
 
 Run = Callable[[Tensor], Sequence[Tensor]]
@@ -145,7 +156,7 @@ def _write_program(module: DeployedScorer, images: Tensor, path: Path) -> Run:
 def _write_onnx(module: DeployedScorer, images: Tensor, path: Path) -> Run:
     import onnxruntime
 
-    outputs = OUTPUTS[: len(module(images[:2]))]
+    outputs = _names(module.model)[: len(module(images[:2]))]
     program = torch.onnx.export(
         module,
         (images,),

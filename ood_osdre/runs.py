@@ -1,206 +1,37 @@
-r"""One run of the command: train a model on a benchmark, score the test sets, write the run folder.
-
-A run with a head has two stages, each with its state in the run folder: `classifier/`, unless the
-classifier is given, and `head/`. Between them features are computed, in memory. Its model is both.
+r"""What a run leaves: its test scores, once, its table and its record.
 
 A finished run folder holds `metrics.csv`, `metrics.md`, `scores.npz`, `score_density.png` and
 `run.json`, besides the selected model (`model.safetensors`) and `log.jsonl`. The table of a
 finished run is made from its scores, if its configuration and data are those of now.
 """
 
-__all__ = ["evaluate_run", "finished_table", "train_run"]
+__all__ = ["changes_sum", "evaluate_run", "finished_table", "scorer_of"]
 
-import time
-from dataclasses import replace
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from .config import Config, HeadConfig
+from .config import Config
 from .data import BenchmarkData
-from .data.sets import hold_out_id
-from .data.transforms import Preprocess
 from .detectors import (
-    GivenClassifier,
-    HeadData,
     Scorer,
     TrainedModel,
-    fit_head,
-    model_metadata,
-    read_classifier,
+    read_model,
 )
 from .errors import UserError
-from .evaluation.evaluate import Validation, check_neighbours, evaluate_benchmark, scoring_model
+from .evaluation.evaluate import evaluate_benchmark, scoring_model
 from .evaluation.plots import draw_scores
 from .evaluation.records import RunRecord, differences, identity, read_record
 from .evaluation.scores import Scores, read_scores, write_scores
 from .evaluation.tables import MetricsTable
 from .files import write_text_atomic
-from .models import Classifier, NetworkDigest, RepresentationRatio
+from .models import SummedScore
+from .options import flat
+from .stages import OWN, add_up, read_member
 from .training import distributed
-from .training.batches import ImageBatches
-from .training.build import build_ratio, prepare_objective
-from .training.checkpoint import write_checkpoint
-from .training.fit import fit
-from .training.run import CLASSIFIER, HEAD, MODEL, RECORD, Outcome, refuse_other_level
-
-
-def train_run(
-    config: Config,
-    data: BenchmarkData,
-    folder: Path,
-    device: torch.device,
-    time_budget: float | None = None,
-    resume: bool = False,
-    progress: bool = True,
-) -> tuple[Scorer, Outcome, str]:
-    r"""Trains on the ID and reference sets of a benchmark.
-
-    Arguments:
-        config: The configuration.
-        data: The benchmark; its test sets are not read.
-        folder: The folder of checkpoints and log.
-        device: Where to train.
-        time_budget: The number of seconds after which to save and stop.
-        resume: Whether to go on from the folder's checkpoint, if there is one.
-        progress: Whether to show a progress bar.
-
-    Returns:
-        The selected scorer, how far the run came, and the selection rule.
-
-    Raises:
-        UserError: If options, data, folder or a given classifier do not go together.
-    """
-    refuse_other_level(folder, head=config.head is not None)
-    stage = Stage(folder, time_budget, resume, progress)
-    if config.head is None:
-        return _train_network(config, data, device, stage)
-    return _train_head(config, config.head, data, device, stage)
-
-
-class Stage(NamedTuple):
-    r"""Where and for how long a network is trained, see :func:`train_run`."""
-
-    folder: Path
-    time_budget: float | None
-    resume: bool
-    progress: bool
-
-    def next(self, name: str, started: float) -> "Stage":
-        r"""Returns the stage of a name, with what is left of a budget that ran since a time."""
-        budget = self.time_budget
-        left = None if budget is None else max(budget + started - time.monotonic(), 0.0)
-        return self._replace(folder=self.folder / name, time_budget=left)
-
-
-def _train_network(
-    config: Config, data: BenchmarkData, device: torch.device, stage: Stage
-) -> tuple[Scorer, Outcome, str]:
-    r"""Trains a network from pixels; returns what :func:`train_run` does."""
-    options, manifest = config.training, data.manifest
-    preprocess = Preprocess(manifest.mean, manifest.std, device)
-    validation = _validation(config, data, preprocess)
-    torch.manual_seed(options.seed)
-    # Batches have one shape, for which the fastest convolution is worth finding.
-    torch.backends.cudnn.benchmark = True
-    classes = int(data.id_train.labels.max()) + 1
-    reference, _ = data.split_reference()
-    id_train, _ = hold_out_id(data.id_train, config.data.hold_out_id)
-    metadata = _metadata(config, data, classes, preprocess)
-    model = build_ratio(config, classes).to(device)
-    check_neighbours(model, id_train)
-    fitted = fit(
-        model,
-        partial(prepare_objective, config),
-        ImageBatches(
-            id_train, reference, config.data, preprocess, options.batch_size, options.seed
-        ),
-        options,
-        validation,
-        select=config.evaluation.selected_by,
-        metadata=metadata,
-        **stage._asdict(),
-    )
-    scorer = Scorer.of(TrainedModel(fitted.model, preprocess, metadata))
-    return scorer, fitted.outcome, validation.describe(config.evaluation.select)
-
-
-def _validation(config: Config, data: BenchmarkData, preprocess: Preprocess) -> Validation:
-    r"""Returns the validation of a run, which sees no test set."""
-    options, held = config.evaluation, hold_out_id(data.id_train, config.data.hold_out_id)
-    if options.use_ood_val and data.ood_val is None:
-        raise UserError(
-            f"evaluation.use_ood_val: benchmark {data.manifest.name} has no OOD validation set here."
-        )
-    return Validation(
-        data.id_val,
-        data.split_reference()[1],
-        preprocess,
-        options.batch_size,
-        config.data.val_limit,
-        data.ood_val if options.use_ood_val else None,
-        *held,
-    )
-
-
-def _train_head(
-    config: Config, head: HeadConfig, data: BenchmarkData, device: torch.device, stage: Stage
-) -> tuple[Scorer, Outcome, str]:
-    r"""Trains a classifier, unless one is given, and a head on it; returns as :func:`train_run`."""
-    started, classes = time.monotonic(), int(data.id_train.labels.max()) + 1
-    manifest = data.manifest
-    if config.classifier is None:
-        torch.manual_seed(config.training.seed)
-        untrained = build_ratio(config, classes)
-        assert isinstance(untrained, Classifier)
-        given = GivenClassifier(untrained, config.network.to_dict())
-    else:
-        given = read_classifier(config.classifier, config, classes, manifest.size)
-    images = HeadData(config, head, data)
-    images.check(given.model)
-    rule, outcome = f"given: {config.classifier}", Outcome()
-    if config.classifier is None:
-        own = config.replace(head=None)
-        if not config.objective.outlier_exposure:  # which alone makes it look at the reference
-            own = own.replace(data=config.data.replace(broaden=0.0, mixture=0.0))
-        scorer, outcome, rule = _train_network(own, data, device, stage.next(CLASSIFIER, started))
-        assert isinstance(scorer.ratio, Classifier)
-        given = given._replace(model=scorer.ratio)
-        if not outcome.finished:
-            outcome.reason += ", training the classifier"
-            return scorer, outcome, rule
-
-    mean, std = given.statistics or (manifest.mean, manifest.std)
-    preprocess = Preprocess(mean, std, device)
-    classifier = given.model.to(device).eval()
-    metadata = _metadata(config, data, classes, preprocess)
-    known = {"run": metadata, "classifier": NetworkDigest.of(classifier).digest}
-    before = time.monotonic()
-    features, stopped = images.features(classifier, preprocess, stage.progress)
-    seconds = outcome.seconds + time.monotonic() - before
-    if stopped:
-        scorer = Scorer.of(TrainedModel(classifier, preprocess, metadata))
-        outcome = Outcome(reason=f"{stopped}, computing features", steps=head.training.steps)
-        return scorer, outcome, rule
-    final = stage.next(HEAD, started)._asdict()
-    fitted = fit_head(head, *features, device, metadata=known, **final)
-    model = RepresentationRatio(classifier, fitted.model, head.layers)
-    count, rank = fitted.model.whitening.shape
-    part = {"network": given.network, "features": count, "rank": rank}
-    metadata = {**metadata, "representation": part}
-    outcome = replace(fitted.outcome, seconds=seconds + fitted.outcome.seconds)
-    scorer = Scorer.of(TrainedModel(model, preprocess, metadata))
-    if not outcome.finished:
-        outcome.reason += ", training the head"
-    else:
-        # Beside what was watched on features: the numbers by which any run is known.
-        numbers = _validation(config, data, preprocess)(scorer.ratio)
-        outcome.best = outcome.best | {k: float(v) for k, v in numbers.items()}
-        if distributed.is_first():
-            write_checkpoint(stage.folder, MODEL, model.state_dict(), metadata)
-    return scorer, outcome, f"head: {fitted.rule}; classifier: {rule}"
+from .training.run import RECORD, Outcome
 
 
 def evaluate_run(
@@ -226,7 +57,8 @@ def evaluate_run(
     options, preprocess = config.evaluation, scorer.preprocess
     model = scoring_model(scorer.ratio, options, data.id_train, preprocess)
     done = evaluate_benchmark(model, data, preprocess, options.batch_size, progress)
-    scores, reference = done.scores, data.reference_name or scorer.metadata.get("reference")
+    # What it was trained with, whatever the benchmark would take by itself.
+    scores, reference = done.scores, scorer.metadata.get("reference") or data.reference_name
     table = _table(
         scores,
         data,
@@ -254,6 +86,7 @@ def evaluate_run(
             "overlaps": table.overlaps,
             "parts": table.parts,
             "remark": table.remark,
+            **({"together": _members(scorer.metadata)} if options.is_sum else {}),
             **identity(data),
         },
         absent=data.absent,
@@ -273,13 +106,52 @@ def evaluate_run(
     return table
 
 
-def finished_table(folder: Path, config: Config, data: BenchmarkData) -> MetricsTable:
+def changes_sum(metadata: Mapping[str, Any], config: Config) -> bool:
+    r"""Returns whether a configuration sums other parts than the model of some metadata does."""
+    then, now = Config.from_mapping(metadata["config"]).evaluation, config.evaluation
+    return (then.parts, then.together) != (now.parts, now.together)
+
+
+def scorer_of(folder: Path, config: Config, data: BenchmarkData, device: torch.device) -> Scorer:
+    r"""Returns the scorer of a run folder, which sums the parts that options ask for.
+
+    Arguments:
+        folder: The run folder.
+        config: Its configuration, with changes of `evaluation`.
+        data: The benchmark, with its ID validation images.
+        device: Where to score.
+
+    Raises:
+        UserError: If a part cannot be had.
+    """
+    whole, options = read_model(folder, device), config.evaluation
+    then = Config.from_mapping(whole.metadata["config"]).evaluation
+    known = {OWN: whole}
+    if isinstance(whole.ratio, SummedScore):
+        members = zip(whole.ratio.networks, whole.metadata["sum"]["members"], strict=True)
+        models = [TrainedModel(net, whole.preprocess, metadata) for net, metadata in members]
+        known = dict(zip((OWN, *then.together), models, strict=True))
+    if not options.is_sum:
+        return Scorer.of(known[OWN])
+    for source in options.together:
+        known[source] = known.get(source) or read_member(source, config, device)
+    chosen = {source: known[source] for source in (OWN, *options.together)}
+    return Scorer.of(add_up(chosen, config, data.id_val))
+
+
+def finished_table(
+    folder: Path,
+    config: Config,
+    data: BenchmarkData,
+    members: Mapping[str, Config] | None = None,
+) -> MetricsTable:
     r"""Makes the table of a finished run from its scores; no image is scored again.
 
     Arguments:
         folder: The run folder.
         config: The configuration that the run should have had.
         data: The benchmark.
+        members: As for :func:`train_run`.
 
     Raises:
         UserError: If the run had another configuration or other data.
@@ -289,6 +161,10 @@ def finished_table(folder: Path, config: Config, data: BenchmarkData) -> Metrics
     then = {**record.config, "benchmark": record.benchmark, "absent": record.absent}
     then |= {key: record.data.get(key) for key in current}
     now = {**config.to_dict(), "benchmark": data.manifest.name, "absent": data.absent, **current}
+    if members:
+        were = record.data.get("together", {})
+        then["together"] = {k: flat(v) for k, v in were.items() if k in members}
+        now["together"] = {k: flat(member.to_dict()) for k, member in members.items()}
     if difference := differences(then, now):
         raise UserError(
             f"{path}: a finished run that differs in {difference}; choose another --out."
@@ -304,11 +180,11 @@ def finished_table(folder: Path, config: Config, data: BenchmarkData) -> Metrics
     )
 
 
-def _metadata(
-    config: Config, data: BenchmarkData, classes: int, preprocess: Preprocess
-) -> dict[str, Any]:
-    facts, size = identity(data, trained=True), data.manifest.size
-    return model_metadata(config, classes, preprocess, size, data.reference_name, **facts)
+def _members(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    r"""Returns, by source, the configuration of each trained member, and else its checksum."""
+    given, sources = metadata["sum"], metadata["config"]["evaluation"]["together"]
+    found = zip(sources, given["members"][1:], given["digests"][1:], strict=True)
+    return {source: digest or member["config"] for source, member, digest in found}
 
 
 def _table(
@@ -319,15 +195,23 @@ def _table(
     **facts: Any,  # noqa: ANN401
 ) -> MetricsTable:
     manifest = data.manifest
+    of_sets: Any = {
+        "title": manifest.title,
+        "absent": data.absent_by_role(),
+        "overlaps": manifest.overlaps(reference),
+        "parts": manifest.parts,
+    }
+    addends = {
+        name: MetricsTable.of(scores.part(i).metrics(), **of_sets)
+        for i, name in enumerate(scores.parts)
+    }
     return MetricsTable.of(
         scores.metrics(),
-        title=manifest.title,
-        absent=data.absent_by_role(),
         counts=scores.counts(),
-        overlaps=manifest.overlaps(reference),
-        parts=manifest.parts,
         steps=config.training.steps,
         reference=reference,
         remark=" ".join(manifest.note.split()),
+        addends=addends,
+        **of_sets,
         **facts,
     )

@@ -23,7 +23,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
-from .options import BatchSize, Count, Natural, Options, Positive, Share, Weight
+from .options import BatchSize, Count, Natural, Options, Positive, Share, Text, Weight
 
 KernelName: TypeAlias = Literal["matern32", "gaussian", "imq", "rq"]
 Seed: TypeAlias = Annotated[int, Field(ge=0, le=1_000_000_000)]
@@ -32,6 +32,8 @@ Seed: TypeAlias = Annotated[int, Field(ge=0, le=1_000_000_000)]
 WIDTH_STEP, RESNET_STAGES = 1 / 8, 4
 # The momentum of stochastic gradient descent, unless an option says another.
 MOMENTUM = 0.9
+# The score of a network by itself.
+ALONE: tuple[Literal["log_ratio", "energy"], ...] = ("log_ratio",)
 
 
 class NetworkConfig(Options):
@@ -305,6 +307,11 @@ class EvaluationConfig(Options):
             differ from batch to batch, so it has to be well below the spread of the log-ratios.
         score: The score of a classifier.
         neighbours: The :math:`k` of its nearest-neighbour score.
+        parts: What of each network is the score: its log-ratio (of a classifier its score) or its
+            energy, the log-sum-exp of its class logits. Two are summed, each standardised on ID
+            validation images; such a score has no unit.
+        together: Whose parts join in the sum: names of configurations, to be trained in the run
+            folder, or folders of finished runs, of several seeds for that of the run's own.
     """
 
     batch_size: Count = 512
@@ -315,6 +322,27 @@ class EvaluationConfig(Options):
     tolerance: Positive = 1e-3
     score: Literal["msp", "energy", "knn"] = "msp"
     neighbours: Count = 50
+    parts: Annotated[
+        tuple[Literal["log_ratio", "energy"], ...], Field(strict=False, min_length=1)
+    ] = ALONE
+    together: Annotated[tuple[Text, ...], Field(strict=False)] = ()
+
+    @property
+    def is_sum(self) -> bool:
+        r"""Whether the score is a sum, which has no unit, and no log-ratio."""
+        return self.parts != ALONE or bool(self.together)
+
+    @property
+    def alone(self) -> "EvaluationConfig":
+        r"""The same for the network alone."""
+        return self.replace(parts=ALONE, together=())
+
+    def _conflicts(self) -> Iterator[str]:
+        for key, values in (("parts", self.parts), ("together", self.together)):
+            if len(set(values)) < len(values):
+                yield f"{key}: got {', '.join(values)}, expected each once."
+        if self.is_sum and self.score == "knn":
+            yield "score: got knn, expected msp or energy where parts are summed."
 
     @property
     def selected_by(self) -> str | None:

@@ -101,7 +101,7 @@ def step_of(folder: Path) -> int:
 def serve(root: Path, kind: str, kills: int, longest: float) -> dict[str, object]:
     if kind == "command":
         # The command imports it when it is called, which every life would pay for.
-        import_module("ood_osdre.runs")
+        import_module("ood_osdre.stages")
     run, rng = RUNS[kind], random.Random(0)
     statuses = [finish(run, root / "whole")]
     steps, rounds, killed = [], 0, 0

@@ -25,7 +25,7 @@ from ood_osdre.detectors.one_step import OneStepDetector
 from ood_osdre.evaluation.evaluate import evaluate_benchmark
 from ood_osdre.evaluation.metrics import OODMetrics
 from ood_osdre.evaluation.tables import MetricsTable
-from ood_osdre.models.ratio import Prediction, RatioModel
+from ood_osdre.models import Prediction, RatioModel
 
 PAGE = Path(__file__).parent.parent / "docs" / "bring_your_own.md"
 HOSTS = ("openood", "pytorch_ood", "faiss", "cv2", "torchdiffeq", "onnx", "gdown")

@@ -1,4 +1,4 @@
-r"""Tests for the modules ood_osdre.evaluation.evaluate, .scorer and ood_osdre.runs, at small size."""
+r"""Tests for the modules ood_osdre.evaluation.evaluate, .scorer .runs and .stages, at small size."""
 
 import csv
 import json
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from ood_osdre import runs
+from ood_osdre import stages
 from ood_osdre.config import Config
 from ood_osdre.data import BenchmarkData, load_digits_benchmark
 from ood_osdre.data.sets import hold_out_id
@@ -29,8 +29,9 @@ from ood_osdre.models.baselines import TimeConditionedRatio
 from ood_osdre.models.bases import RBFBasis
 from ood_osdre.models.networks import Coefficients
 from ood_osdre.models.ratio import OneStepRatio
-from ood_osdre.runs import evaluate_run, train_run
+from ood_osdre.runs import evaluate_run
 from ood_osdre.sections import EvaluationConfig
+from ood_osdre.stages import train_run
 from ood_osdre.training.build import build_ratio
 from ood_osdre.training.run import Outcome
 
@@ -253,9 +254,9 @@ def test_held_out_id_images_train_nothing_and_are_those_whose_accuracy_is_told(
     assert hold_out_id(digits.id_train, 0) == (digits.id_train, None)
 
     seen: list[int] = []
-    batches = runs.ImageBatches
+    batches = stages.ImageBatches
     monkeypatch.setattr(
-        runs, "ImageBatches", lambda x, *args: (seen.append(len(x)), batches(x, *args))[1]
+        stages, "ImageBatches", lambda x, *args: (seen.append(len(x)), batches(x, *args))[1]
     )
     told = {}
     for seed in (0, 1):

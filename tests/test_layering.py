@@ -18,9 +18,7 @@ MOST_FILES, MOST_FLOORS, MOST_LINES = 13, 9, 350
 # What may import hosts and tasks; all the rest is the core.
 OUTER = {"plugin", "tasks"}
 # Each may import what is on its right; those of one group do not know each other.
-ORDER = (
-    "plugin tasks | cli | runs export | detectors | evaluation | training | objectives | models"
-)
+ORDER = "plugin tasks | cli | runs export | stages | detectors | evaluation | training | objectives | models"
 ORDER += " | paths data | config | sections | resources | options files | errors"
 # What commands need before they know what to do.
 TORCH_FREE = ["", "cli", "config", "errors", "files", "options", "resources", "sections"]

@@ -14,8 +14,8 @@ import yaml
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ood_osdre.cli import FAILED, UNFINISHED, main, parser, read_config, with_seed
-from ood_osdre.config import Config
+from ood_osdre.cli import FAILED, UNFINISHED, main, parser, read_config
+from ood_osdre.config import Config, with_seed
 from ood_osdre.data import BenchmarkData, load_digits_benchmark
 from ood_osdre.data.sets import hold_out_id
 from ood_osdre.data.transforms import Preprocess
@@ -34,7 +34,7 @@ from ood_osdre.models import (
     whitening_of,
 )
 from ood_osdre.plugin.openood import OSDRENet, OSDREPostprocessor
-from ood_osdre.runs import train_run
+from ood_osdre.stages import train_run
 from ood_osdre.training import checkpoint as checkpoints
 from ood_osdre.training.build import build_head
 from ood_osdre.training.run import HEAD, MODEL_FILE

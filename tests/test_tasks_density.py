@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from ood_osdre.errors import UserError
-from ood_osdre.models.ratio import Prediction, RatioModel
+from ood_osdre.models import Prediction, RatioModel
 from ood_osdre.objectives.base import Batch
 from ood_osdre.objectives.endpoint import NormalisedLikelihood
 from ood_osdre.tasks import density as normal_reference

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Generator, Tensor, nn
 
+from ood_osdre.models import Prediction, RatioModel
 from ood_osdre.models.bases import KERNELS, RBFBasis
 from ood_osdre.models.networks import QuadraticFeatures
-from ood_osdre.models.ratio import Prediction, RatioModel
 from ood_osdre.objectives import Batch, EndPointLoss
 from ood_osdre.paths.quadrature import composite_rule
 from ood_osdre.tasks.features import OrthonormalBasis, TimeConditionedFeatures

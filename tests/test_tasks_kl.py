@@ -18,7 +18,7 @@ from torch import Generator, Tensor
 
 from ood_osdre.config import Config
 from ood_osdre.data import load_digits_benchmark
-from ood_osdre.runs import train_run
+from ood_osdre.stages import train_run
 from ood_osdre.tasks import information, tracking
 from ood_osdre.tasks.__main__ import main
 from ood_osdre.tasks.fit import DrawPairs, RatioFit

@@ -8,9 +8,7 @@ __all__ = [
     "Scorer",
     "TrainedModel",
     "fit_head",
-    "input_shape",
     "load_scorer",
-    "model_metadata",
     "read_classifier",
     "read_model",
 ]
@@ -22,9 +20,7 @@ from .scorer import (
     GivenClassifier,
     Scorer,
     TrainedModel,
-    input_shape,
     load_scorer,
-    model_metadata,
     read_classifier,
     read_model,
 )

@@ -38,9 +38,9 @@ from ..files import sweep
 from ..models import RatioModel
 from ..options import shown
 from ..training.batches import Batches, ImageBatches, VectorBatches
+from ..training.checkpoint import model_metadata
 from ..training.run import MODEL_FILE, STATE_FILE, Outcome, holds, locked
 from ..training.trainer import Validate
-from .scorer import model_metadata
 
 # The share of ID data, and of a reference without classes, that validates.
 HELD_OUT = 0.1
@@ -264,7 +264,13 @@ def configured(
         values = values.to_dict()
     if isinstance(values, Mapping):
         values = {**values, **{key.replace("__", "."): value for key, value in options.items()}}
-    return Config.from_mapping(values, source)
+    found = Config.from_mapping(values, source)
+    if found.evaluation.is_sum:
+        raise UserError(
+            f"{source}: evaluation.parts and evaluation.together are for runs of the command; a "
+            "detector's score is a log-ratio in nats. load_scorer(folder) reads a run that sums."
+        )
+    return found
 
 
 @contextmanager

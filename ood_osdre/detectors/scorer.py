@@ -1,18 +1,16 @@
 r"""A trained model that is ready to score: folded, with the preprocessing it was trained with.
 
 Whatever deploys a model scores with a :class:`Scorer`: the command, the detector, the plugins and
-the export. :func:`read_model` is the one reader of a trained model's checkpoint, and
-:func:`model_metadata` says what it reads beside the weights; :func:`read_classifier` reads the
-classifiers, ours or others', that a head is put on.
+the export. :func:`read_model` is the one reader of a trained model's checkpoint, beside whose
+weights lies what :func:`~ood_osdre.training.checkpoint.model_metadata` says;
+:func:`read_classifier` reads the classifiers, ours or others', that a head is put on.
 """
 
 __all__ = [
     "GivenClassifier",
     "Scorer",
     "TrainedModel",
-    "input_shape",
     "load_scorer",
-    "model_metadata",
     "read_classifier",
     "read_model",
 ]
@@ -39,16 +37,23 @@ from ..models import (
     Classifier,
     RatioModel,
     RepresentationRatio,
+    SummedScore,
     WhitenedRatio,
     Whitening,
     timm_network,
 )
 from ..sections import NetworkConfig
 from ..training.build import build_head, build_ratio, count_features
-from ..training.checkpoint import MODEL, checkpoint_path, read_checkpoint, restore
+from ..training.checkpoint import (
+    CHANNELS,
+    MODEL,
+    checkpoint_path,
+    input_shape,
+    read_checkpoint,
+    restore,
+)
 from ..training.distributed import find_device
 
-CHANNELS = 3
 # What pickles of weights raise if they are damaged, or hold more than tensors.
 DAMAGE = (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError, SafetensorError)
 
@@ -112,7 +117,8 @@ class Scorer:
             batch_size: The number of images scored at once.
 
         Returns:
-            The log-ratios in nats, larger = more ID, with shape :math:`(N)`.
+            The log-ratios in nats, larger = more ID, with shape :math:`(N)`; of a run that sums
+            parts the sum, which has no unit.
 
         Raises:
             UserError: If the images are not uint8, of another shape or size.
@@ -138,35 +144,6 @@ class Scorer:
             )
 
 
-def input_shape(metadata: Mapping[str, Any]) -> tuple[int, ...]:
-    r"""Returns the shape of one input of a network: channels and sides, or a dimension."""
-    size, dim = metadata["size"], metadata.get("dim")
-    return (CHANNELS, size, size) if dim is None else (dim,)
-
-
-def model_metadata(
-    config: Config,
-    classes: int,
-    preprocess: Standardiser,
-    size: int,
-    reference: str | None,
-    **facts: object,
-) -> dict[str, Any]:
-    r"""Returns what is stored with a model: how to build it again, on what it was trained.
-
-    Arguments:
-        config: Its configuration.
-        classes: The number of ID classes, 0 without labels.
-        preprocess: The preprocessing, with the statistics of the ID data.
-        size: The side of the images in pixels.
-        reference: The name of the reference; None if it has none.
-        facts: What else is known: the dimension `dim` of vectors, `backbone`, checksums.
-    """
-    mean, std = (value.tolist() for value in preprocess.statistics)
-    own = {"config": config.to_dict(), "classes": classes, "mean": mean, "std": std}
-    return {**own, "size": size, "reference": reference, **facts}
-
-
 def read_model(
     folder: Path, device: torch.device | str = "cpu", backbone: nn.Module | None = None
 ) -> TrainedModel:
@@ -188,23 +165,34 @@ def read_model(
         expected = "none" if own is None else f"the {own} it was trained with"
         raise UserError(f"{source}: pass as backbone {expected}.")
     try:
-        config = Config.from_mapping(metadata["config"], str(source))
-        size, dim = metadata["size"], metadata.get("dim")
-        if config.head is None:
-            ratio = build_ratio(config, metadata["classes"], dim, backbone, size)
+        ratio: RatioModel
+        if (total := metadata.get("sum")) is None:
+            ratio = _build(metadata, source, backbone)
         else:
-            part = metadata["representation"]
-            classifier = _build_classifier(part["network"], metadata["classes"])
-            whitening = Whitening.empty(part["features"], part["rank"])
-            inner = WhitenedRatio(whitening, build_head(config.head, part["rank"]))
-            ratio = RepresentationRatio(classifier, inner, config.head.layers)
-        statistics = metadata["mean"], metadata["std"]
+            networks = [_build(member, source) for member in total["members"]]
+            ratio = SummedScore(networks, total["names"], total["kinds"])
+        dim, statistics = metadata.get("dim"), (metadata["mean"], metadata["std"])
     except KeyError as error:
         raise UserError(f"{source}: {error} is missing, expected a trained model.") from None
     count, kind = (CHANNELS, Preprocess) if dim is None else (dim, Standardise)
     preprocess = kind(*check_statistics(*statistics, count, source), device)
     restore(ratio, tensors, source)
     return TrainedModel(ratio.to(device).eval(), preprocess, metadata, digest)
+
+
+def _build(
+    metadata: Mapping[str, Any], source: Path, backbone: nn.Module | None = None
+) -> RatioModel:
+    r"""Builds a model as it was before training, from what is stored with it."""
+    config = Config.from_mapping(metadata["config"], str(source))
+    if config.head is None:
+        size, dim = metadata["size"], metadata.get("dim")
+        return build_ratio(config, metadata["classes"], dim, backbone, size)
+    part = metadata["representation"]
+    classifier = _build_classifier(part["network"], metadata["classes"])
+    whitening = Whitening.empty(part["features"], part["rank"])
+    inner = WhitenedRatio(whitening, build_head(config.head, part["rank"]))
+    return RepresentationRatio(classifier, inner, config.head.layers)
 
 
 def load_scorer(folder: str | Path, device: torch.device | str = "cpu") -> Scorer:
@@ -264,6 +252,8 @@ def read_classifier(source: str, config: Config, classes: int, size: int) -> Giv
 def _from_run(folder: Path, config: Config, size: int) -> GivenClassifier:
     trained = read_model(folder)
     model, metadata = trained.ratio, trained.metadata
+    if isinstance(model, SummedScore):
+        model = model.networks[0]
     then = Config.from_mapping(metadata["config"])
     holder: Any = getattr(model, "network", model)
     head: Any = getattr(holder, "class_head", None)

@@ -14,22 +14,33 @@ __all__ = [
     "check_neighbours",
     "evaluate_benchmark",
     "score_images",
+    "score_parts",
     "scoring_model",
+    "set_solver",
 ]
 
 import time
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from ..config import Config
 from ..data import BenchmarkData, ImageSet
 from ..data.builtin import synthetic_ood
+from ..data.sets import hold_out_id
 from ..data.transforms import Standardiser
 from ..errors import UserError
-from ..models import Classifier, NetworkEvaluations, RatioModel, TimeConditionedRatio
+from ..models import (
+    Classifier,
+    NetworkEvaluations,
+    RatioModel,
+    SummedScore,
+    TimeConditionedRatio,
+)
 from ..sections import EvaluationConfig
 from ..training import distributed
 from .calibration import ratio_calibration
@@ -39,14 +50,38 @@ from .scores import Scores
 Images = NDArray[np.uint8]
 
 
-@torch.inference_mode()
+class Scored(NamedTuple):
+    r"""The scores of :math:`N` inputs.
+
+    Attributes:
+        score: The log-ratios in nats, larger = more ID, with shape :math:`(N)`.
+        classes: The predicted classes, with shape :math:`(N)`; None without a class head.
+        parts: The parts of a summed score, with shape :math:`(N, P)`; None of any other.
+    """
+
+    score: NDArray[np.float32]
+    classes: NDArray[np.int64] | None
+    parts: NDArray[np.float32] | None
+
+
 def score_images(
+    model: RatioModel, images: Images, preprocess: Standardiser, batch_size: int = 512
+) -> tuple[NDArray[np.float32], NDArray[np.int64] | None]:
+    r"""Returns the scores of images or vectors, and the predicted classes, see :class:`Scored`.
+
+    Arguments are those of :func:`score_parts`.
+    """
+    return score_parts(model, images, preprocess, batch_size)[:2]
+
+
+@torch.inference_mode()
+def score_parts(
     model: RatioModel,
     images: Images,
     preprocess: Standardiser,
     batch_size: int = 512,
     bar: tqdm | None = None,
-) -> tuple[NDArray[np.float32], NDArray[np.int64] | None]:
+) -> Scored:
     r"""Scores images or vectors, one forward pass each, in evaluation mode.
 
     Arguments:
@@ -56,13 +91,9 @@ def score_images(
         preprocess: The preprocessing, with the statistics of the ID data.
         batch_size: The number of images scored at once.
         bar: A progress bar to advance.
-
-    Returns:
-        The log-ratios in nats, larger = more ID, with shape :math:`(N)`, and the predicted
-        classes, with shape :math:`(N)`, None without a class head.
     """
     model.eval()
-    scores, classes = [], []
+    columns: tuple[list[torch.Tensor], ...] = ([], [], [])
     rows = distributed.share(len(images))
     own = rows.stop - rows.start
     # If there are fewer images than processes, some have none of their own. They score another's,
@@ -71,15 +102,18 @@ def score_images(
     for start in range(rows.start, end, batch_size):
         batch = torch.as_tensor(np.ascontiguousarray(images[start : min(start + batch_size, end)]))
         prediction = model.predict(preprocess(batch))
-        scores.append(prediction.score)
-        if prediction.logits is not None:
-            classes.append(prediction.logits.argmax(dim=1))
+        classes = None if prediction.logits is None else prediction.logits.argmax(dim=1)
+        given = prediction.score.float(), classes, prediction.parts
+        for column, value in zip(columns, given, strict=True):
+            column += [] if value is None else [value]
         if bar is not None:
             bar.update(len(batch))
-    score = distributed.gather_rows(torch.cat(scores)[:own].float().cpu().numpy())
-    if not classes:
-        return score, None
-    return score, distributed.gather_rows(torch.cat(classes)[:own].cpu().numpy())
+    score, *others = (
+        distributed.gather_rows(torch.cat(column)[:own].cpu().numpy()) if column else None
+        for column in columns
+    )
+    assert score is not None
+    return Scored(score, *others)
 
 
 class Validation:
@@ -125,6 +159,29 @@ class Validation:
             self.near["ood_val"] = _thinned(ood_val, limit).images
         self.far = synthetic_ood(self.id_val.images, size)
 
+    @classmethod
+    def of(cls, config: Config, data: BenchmarkData, preprocess: Standardiser) -> "Validation":
+        r"""Returns the validation of a run on a benchmark.
+
+        Raises:
+            UserError: If `evaluation.use_ood_val` is on and there is no such set.
+        """
+        options, held = config.evaluation, hold_out_id(data.id_train, config.data.hold_out_id)
+        if options.use_ood_val and data.ood_val is None:
+            raise UserError(
+                f"evaluation.use_ood_val: benchmark {data.manifest.name} has no OOD validation "
+                "set here."
+            )
+        return cls(
+            data.id_val,
+            data.split_reference()[1],
+            preprocess,
+            options.batch_size,
+            config.data.val_limit,
+            data.ood_val if options.use_ood_val else None,
+            *held,
+        )
+
     def __call__(self, model: RatioModel) -> dict[str, float]:
         r"""Returns the validation numbers of a model."""
         if self.id_train is not None:
@@ -137,7 +194,7 @@ class Validation:
         numbers["val_near"] = float(np.mean([auroc[name] for name in self.near]))
         numbers["val_far"] = float(np.mean([auroc[name] for name in self.far]))
         numbers["val_auroc"] = (numbers["val_near"] + numbers["val_far"]) / 2
-        if not isinstance(model, Classifier):  # whose score is no log-ratio
+        if model.in_nats:
             calibration = ratio_calibration(id_scores, scores["near"])
             numbers |= {f"val_{k}": v for k, v in calibration._asdict().items()}
         if predicted is not None:
@@ -182,7 +239,7 @@ class Evaluation:
         scores: The score of every image.
         accuracy: The ID accuracy, None without a class head.
         seconds: The scoring time, decoding excluded.
-        evaluations: The network evaluations that an image took, on average.
+        evaluations: The network evaluations that an image took, on average, in all networks.
     """
 
     scores: Scores
@@ -209,19 +266,21 @@ def evaluate_benchmark(
     solvers = solvers_of(model)
     for solver in solvers:
         solver.cost = NetworkEvaluations(0, 0)
-    scores, accuracy = Scores(), None
+    scores, accuracy = Scores(model.parts if isinstance(model, SummedScore) else ()), None
     started = time.perf_counter()
     total = sum(len(images) for _, _, images in sets)
     with tqdm(total=total, desc="scoring", unit="img", disable=not progress) as bar:
         for role, name, images in sets:
-            score, predicted = score_images(model, images.images, preprocess, batch_size, bar)
-            if role == "id" and predicted is not None:
-                accuracy = float(np.mean(predicted == images.labels))
-            scores.add(role, name, score, images.labels, images.names)
-    seconds, evaluations = time.perf_counter() - started, 1.0
+            found = score_parts(model, images.images, preprocess, batch_size, bar)
+            if role == "id" and found.classes is not None:
+                accuracy = float(np.mean(found.classes == images.labels))
+            scores.add(role, name, found.score, images.labels, images.names, found.parts)
+    seconds = time.perf_counter() - started
+    networks = len(model.networks) if isinstance(model, SummedScore) else 1
+    evaluations = float(networks - len(solvers))
     for solver in solvers:
         inputs, taken = distributed.gather_rows(np.array([solver.cost])).sum(axis=0)
-        evaluations = float(taken / inputs)
+        evaluations += float(taken / inputs)
     return Evaluation(scores, accuracy, seconds, evaluations)
 
 
@@ -240,9 +299,7 @@ def scoring_model(
         UserError: If there are fewer ID training images than neighbours asked for.
     """
     model = model.fold()
-    for ratio in solvers_of(model):
-        ratio.solver, ratio.tolerance = options.solver, options.tolerance
-        ratio.evaluations = options.evaluations
+    set_solver(model, options)
     if isinstance(model, Classifier):
         model.score, model.neighbours = options.score, options.neighbours
         check_neighbours(model, id_train)
@@ -250,8 +307,15 @@ def scoring_model(
     return model
 
 
+def set_solver(model: RatioModel, options: EvaluationConfig) -> None:
+    r"""Lets the time-conditioned ratios of a model integrate as the options say."""
+    for ratio in solvers_of(model):
+        ratio.solver, ratio.tolerance = options.solver, options.tolerance
+        ratio.evaluations = options.evaluations
+
+
 def solvers_of(model: RatioModel) -> list[TimeConditionedRatio]:
-    r"""Returns the time-conditioned ratio that a model is, or has for a head; none, or one."""
+    r"""Returns the time-conditioned ratios that a model is, has for a head, or sums."""
     return [module for module in model.modules() if isinstance(module, TimeConditionedRatio)]
 
 

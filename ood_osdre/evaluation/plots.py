@@ -91,7 +91,9 @@ def draw_scores(path: str | os.PathLike[str], scores: Scores, title: str) -> Non
         _draw_panels(axes, scores, roles)
         for ax, role in zip(axes, roles, strict=True):
             ax.set_title(f"{role.capitalize()} OOD")
-        axes[0].set_ylabel("density (1/nat)")
+            if scores.parts:
+                ax.set_xlabel("sum of standardised parts, larger = more ID")
+        axes[0].set_ylabel("density" if scores.parts else "density (1/nat)")
 
 
 def density_grid(path: str | os.PathLike[str], methods: Mapping[str, Scores]) -> None:

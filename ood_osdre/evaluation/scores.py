@@ -9,7 +9,7 @@ __all__ = ["OOD_ROLES", "ROLES", "ScoredSet", "Scores", "read_scores", "write_sc
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -30,15 +30,20 @@ class ScoredSet(NamedTuple):
         score: The log-ratios in nats, larger = more ID, with shape :math:`(N)`.
         label: The class labels, -1 for OOD, with shape :math:`(N)`.
         name: The file names.
+        parts: The parts of a summed score, with shape :math:`(N, P)`; of any other P is 0.
     """
 
     score: NDArray[np.float64]
     label: NDArray[np.int64]
     name: list[str]
+    parts: NDArray[np.float64]
 
 
 class Scores:
     r"""The scores of the ID set and of the near and far OOD sets, checked as they are added.
+
+    Arguments:
+        parts: The names of the parts of a summed score (:class:`ood_osdre.models.SummedScore`).
 
     Example:
         >>> scores = Scores()
@@ -48,11 +53,18 @@ class Scores:
         1.0
     """
 
-    def __init__(self) -> None:
+    def __init__(self, parts: Sequence[str] = ()) -> None:
+        self.parts = tuple(parts)
         self._sets: dict[str, dict[str, ScoredSet]] = {role: {} for role in ROLES}
 
     def add(
-        self, role: str, name: str, score: ArrayLike, label: ArrayLike, names: Sequence[str]
+        self,
+        role: str,
+        name: str,
+        score: ArrayLike,
+        label: ArrayLike,
+        names: Sequence[str],
+        parts: ArrayLike | None = None,
     ) -> None:
         r"""Adds a set.
 
@@ -62,10 +74,12 @@ class Scores:
             score: The log-ratios in nats, larger = more ID, with shape :math:`(N)`.
             label: The class labels, -1 for OOD, with shape :math:`(N)`.
             names: The file names of the :math:`N` images.
+            parts: The parts of a summed score, with shape :math:`(N, P)`.
 
         Raises:
             UserError: If the set is empty, a score is NaN or infinite, there are not as many labels
-                and names, or there is a set of that name, or an ID set, already.
+                and names, or there is a set of that name, or an ID set, already; or if there are
+                not as many parts as names of such.
         """
         names = [str(n) for n in names]
         score = check_scores(name, score, names)
@@ -77,7 +91,13 @@ class Scores:
                 f"the sets {list(self.counts())}, expected one of {', '.join(ROLES)}, "
                 f"{score.shape} and a new name, one ID set in all"
             )
-        self._sets[role][name] = ScoredSet(score, label, names)
+        given = np.asarray([] if parts is None else parts, dtype=np.float64)
+        columns = np.reshape(given, (len(score), -1))
+        if columns.shape[1] != len(self.parts):
+            raise UserError(
+                f"{name} scores: got {columns.shape[1]} parts, expected {len(self.parts)}"
+            )
+        self._sets[role][name] = ScoredSet(score, label, names, columns)
 
     def of(self, role: str) -> Mapping[str, ScoredSet]:
         r"""Returns the sets that have a role, by name."""
@@ -86,6 +106,14 @@ class Scores:
     def counts(self) -> dict[str, int]:
         r"""Counts the images of each set."""
         return {name: s.score.size for role in ROLES for name, s in self.of(role).items()}
+
+    def part(self, index: int) -> "Scores":
+        r"""Returns the scores that one of the parts is, that of an index."""
+        alone = Scores()
+        for role in ROLES:
+            for name, s in self.of(role).items():
+                alone.add(role, name, s.parts[:, index], s.label, s.name)
+        return alone
 
     def metrics(self) -> dict[str, dict[str, OODMetrics]]:
         r"""Compares the ID set, which has to be there, with each near and far set."""
@@ -101,10 +129,16 @@ class Scores:
 def write_scores(path: str | os.PathLike[str], scores: Scores) -> None:
     r"""Writes the scores as five arrays of one entry an image, in an `.npz` without pickles.
 
-    The arrays are `score`, `label`, `name`, `set` and `role`, each with shape :math:`(N)`.
+    The arrays are `score`, `label`, `name`, `set` and `role`, each with shape :math:`(N)`. Those
+    of a summed score have its parts beside them: `parts`, with shape :math:`(N, P)`, as they were
+    before they were standardised, and `part_names`.
     """
     sets = [(role, name, s) for role in ROLES for name, s in scores.of(role).items()]
     sizes = [s.score.size for _, _, s in sets]
+    parts: Any = {
+        "parts": np.concatenate([s.parts for _, _, s in sets]),
+        "part_names": np.array(scores.parts, dtype=np.str_),
+    }
     with atomic_path(path) as temporary, open(temporary, "wb") as file:
         np.savez_compressed(
             file,
@@ -113,6 +147,7 @@ def write_scores(path: str | os.PathLike[str], scores: Scores) -> None:
             name=np.array([n for _, _, s in sets for n in s.name], dtype=np.str_),
             set=np.repeat([name for _, name, _ in sets], sizes),
             role=np.repeat([role for role, _, _ in sets], sizes),
+            **(parts if scores.parts else {}),
         )
 
 
@@ -128,8 +163,13 @@ def read_scores(path: str | os.PathLike[str]) -> Scores:
             keys = ("score", "label", "name", "set", "role")
             # Raises an error if the arrays are not of one length; scalars would be repeated.
             rows = pd.DataFrame({key: np.atleast_1d(file[key]) for key in keys})
+            if "parts" in file:
+                scores, parts = Scores(file["part_names"].tolist()), file["parts"]
+            else:
+                parts = np.zeros((len(rows), 0))
         for (role, name), group in rows.groupby(["role", "set"], sort=False, dropna=False):
-            scores.add(role, name, group["score"], group["label"], group["name"].tolist())
+            columns = group["score"], group["label"], group["name"].tolist()
+            scores.add(role, name, *columns, parts[group.index])
     except Exception as error:  # noqa: BLE001 - what a damaged archive raises depends on the byte
         reason = one_line(error, 200)
         raise UserError(f"{path}: not a readable scores file of a run ({reason})") from None

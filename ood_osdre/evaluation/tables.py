@@ -43,9 +43,13 @@ COLUMNS = {
 }
 CONVENTION = """\
 FPR@95: fraction of ID flagged when 95 % of OOD is caught (OOD positive, OpenOOD v1.5). \
-Scores are log-ratios in nats; larger = more ID.
+Scores are {}; larger = more ID.
 FPR@95_ID: fraction of OOD accepted when 95 % of ID is kept (ID positive).\
 """
+LOG_RATIO = "log-ratios in nats"
+SUM = (
+    "sums of parts, each in units of its deviation on ID validation images: no log-ratios, no unit"
+)
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,7 @@ class MetricsTable:
             None without one.
         parts: The near sets that are companions, each with its whole set.
         remark: What a reader has to know of the benchmark.
+        addends: The tables of the parts that a summed score has, by their names.
     """
 
     title: str
@@ -84,6 +89,7 @@ class MetricsTable:
     overlaps: Mapping[str, str | None] = field(default_factory=dict)
     parts: Mapping[str, str] = field(default_factory=dict)
     remark: str = ""
+    addends: Mapping[str, "MetricsTable"] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -110,7 +116,8 @@ class MetricsTable:
             overlaps: The near sets of whose classes the reference holds some, each with its
                 companion; None without one.
             parts: The near sets that are companions, each with its whole set.
-            facts: Other attributes: `parameters`, `reference`, `steps` and `remark`.
+            facts: Other attributes: `parameters`, `reference`, `steps`, `remark`
+                and `addends`.
 
         Raises:
             UserError: If there is neither a near nor a far set, or two rows had the same name.
@@ -191,7 +198,8 @@ class MetricsTable:
         notes += self._notes_on_parts()
         if self.remark:
             notes.append(self.remark)
-        return [*notes, "All metrics in percent.", *CONVENTION.splitlines()]
+        convention = CONVENTION.format(SUM if self.addends else LOG_RATIO)
+        return [*notes, "All metrics in percent.", *convention.splitlines()]
 
     def _notes_on_parts(self) -> Iterator[str]:
         r"""Yields what the means count of near sets that the reference holds classes of."""
@@ -209,18 +217,21 @@ class MetricsTable:
         r"""Writes a CSV file, in percent, with standard deviations as columns of their own.
 
         The first row, of role `id`, holds the ID accuracy, the number of parameters and the
-        scoring seconds. They are empty in every other row, as the metrics are in this one.
+        scoring seconds. They are empty in every other row, as the metrics are in this one. The last
+        columns are those of a summed score's parts, such as `AUROC of pixels energy`.
         """
         metrics = [c for column in COLUMNS.values() for c in (column, f"{column}_std")]
+        of_parts = [f"{column} of {name}" for name in self.addends for column in metrics]
         of_run = ["ID_ACC", "ID_ACC_std", "parameters", "seconds", "seconds_std"]
         accuracy, seconds = _mean_std(self.accuracy, 100), _mean_std(self.seconds, 1)
         no_metrics = [None] * (1 + len(metrics))
-        rows = [["id", "id", *no_metrics, *accuracy, self.parameters, *seconds]]
-        for name, values in self.rows.items():
-            cells = [c for k in COLUMNS for c in _mean_std([getattr(v, k) for v in values], 100)]
+        no_parts = [None] * len(of_parts)
+        rows = [["id", "id", *no_metrics, *accuracy, self.parameters, *seconds, *no_parts]]
+        for name in self.rows:
             head = [name, self.roles[name], self.counts.get(name)]
-            rows.append([*head, *cells, *[None] * len(of_run)])
-        columns = ["set", "role", "images", *metrics, *of_run]
+            parts = [cell for table in self.addends.values() for cell in _csv(table.rows[name])]
+            rows.append([*head, *_csv(self.rows[name]), *[None] * len(of_run), *parts])
+        columns = ["set", "role", "images", *metrics, *of_run, *of_parts]
         frame = pd.DataFrame(rows, columns=columns, dtype=object)
         frame.insert(0, "benchmark", self.title)
         frame.insert(3, "runs", self.runs)
@@ -228,21 +239,30 @@ class MetricsTable:
 
     def to_markdown(self) -> str:
         r"""Returns the table and its notes in Markdown."""
-        header, *body = self._cells()
-        rule = [":--", *["--:"] * (len(header) - 1)]
-        lines = [f"| {' | '.join(row)} |" for row in (header, rule, *body)]
+        tables = ["\n".join(_markdown(rows)) for rows in self._grids()]
         notes = [f"- {note}" for note in self.notes()]
-        return "\n".join([f"# {self.title}", "", *lines, "", *notes, ""])
+        return "\n".join([f"# {self.title}", "", "\n\n".join(tables), "", *notes, ""])
 
     def to_terminal(self) -> str:
         r"""Returns the table and its notes in aligned plain text."""
-        rows = self._cells()
-        first, *others = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        header, *body = [
-            "  ".join([name.ljust(first), *map(str.rjust, cells, others)]) for name, *cells in rows
-        ]
-        rule = "-" * len(header)
-        return "\n".join([self.title, rule, header, rule, *body, rule, *self.notes(), ""])
+        lines = [self.title]
+        for rows in self._grids():
+            first, *others = [max(map(len, column)) for column in zip(*rows, strict=True)]
+            header, *body = [
+                "  ".join([name.ljust(first), *map(str.rjust, cells, others)])
+                for name, *cells in rows
+            ]
+            rule = "-" * len(header)
+            lines += [rule, header, rule, *body, rule]
+        return "\n".join([*lines, *self.notes(), ""])
+
+    def _grids(self) -> list[list[list[str]]]:
+        r"""Formats the table, and that of the AUROC of each part of a summed score."""
+        rows = [["AUROC of the parts", *self.addends]]
+        for row in self.rows:
+            values = [[v.auroc for v in table.rows[row]] for table in self.addends.values()]
+            rows.append([row, *map(_percent, values)])
+        return [self._cells(), *([rows] if self.addends else [])]
 
     def _cells(self) -> list[list[str]]:
         r"""Formats the header and the rows."""
@@ -267,9 +287,11 @@ def aggregate(tables: Sequence[MetricsTable]) -> MetricsTable:
         UserError: If their benchmark, rows, reference, steps or parameters differ.
     """
     first = tables[0]
-    for key in ("title", "roles", "parameters", "counts", "reference", "steps"):
+    for key in ("title", "roles", "parameters", "counts", "reference", "steps", "addends"):
         for table in tables:
             found, expected = getattr(table, key), getattr(first, key)
+            if key == "addends":
+                found, expected = list(found), list(expected)
             if found != expected:
                 what = "rows" if key == "roles" else key
                 raise UserError(f"cannot join tables whose {what} differ: {found}, {expected}")
@@ -283,6 +305,7 @@ def aggregate(tables: Sequence[MetricsTable]) -> MetricsTable:
         rows={row: tuple(v for table in tables for v in table.rows[row]) for row in first.rows},
         accuracy=join([table.accuracy for table in tables]),
         seconds=join([table.seconds for table in tables]),
+        addends={name: aggregate([t.addends[name] for t in tables]) for name in first.addends},
     )
 
 
@@ -299,6 +322,16 @@ def _mean_name(name: str, absent: Sequence[str], held: Sequence[str]) -> str:
 
 def _mean(values: Sequence[OODMetrics]) -> OODMetrics:
     return OODMetrics(*np.mean(values, axis=0).tolist())
+
+
+def _markdown(rows: Sequence[Sequence[str]]) -> list[str]:
+    header, *body = rows
+    rule = [":--", *["--:"] * (len(header) - 1)]
+    return [f"| {' | '.join(row)} |" for row in (header, rule, *body)]
+
+
+def _csv(values: Sequence[OODMetrics]) -> list[str]:
+    return [c for k in COLUMNS for c in _mean_std([getattr(v, k) for v in values], 100)]
 
 
 def _mean_std(values: Sequence[float], scale: float) -> tuple[str, str]:

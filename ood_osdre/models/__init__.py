@@ -20,6 +20,7 @@ __all__ = [
     "RepresentationRatio",
     "ResNetBackbone",
     "SpeedBackbone",
+    "SummedScore",
     "TemporalBasis",
     "TimeConditionedMLP",
     "TimeConditionedRatio",
@@ -70,11 +71,18 @@ from .networks import (
     MLP,
     CoefficientNetwork,
     Coefficients,
+    Prediction,
     QuadraticFeatures,
     ResNetBackbone,
     check_inputs,
 )
-from .ratio import DirectRatio, FoldedRatio, OneStepRatio, Prediction, RatioModel
+from .ratio import (
+    DirectRatio,
+    FoldedRatio,
+    OneStepRatio,
+    RatioModel,
+    SummedScore,
+)
 from .representation import (
     NetworkDigest,
     RepresentationRatio,

@@ -49,8 +49,8 @@ from torch.nn import functional as F
 
 from ..errors import UserError, did_you_mean
 from ..paths.quadrature import Quadrature, ode, trapezoid
-from .networks import MLP, ResNetBackbone, zeroed
-from .ratio import Prediction, RatioModel
+from .networks import MLP, Prediction, ResNetBackbone, zeroed
+from .ratio import RatioModel
 
 SOLVERS = ("trapezoid", "ode")
 
@@ -236,6 +236,8 @@ class Classifier(RatioModel):
         score: One of :data:`SCORES`.
         neighbours: The :math:`k` of `"knn"`.
     """
+
+    in_nats = False
 
     def __init__(
         self,

@@ -16,6 +16,7 @@ __all__ = [
     "MLP",
     "CoefficientNetwork",
     "Coefficients",
+    "Prediction",
     "QuadraticFeatures",
     "ResNetBackbone",
     "check_inputs",
@@ -50,6 +51,22 @@ class Coefficients(NamedTuple):
     total: Tensor
     cells: Tensor | None = None
     logits: Tensor | None = None
+
+
+class Prediction(NamedTuple):
+    r"""The outputs of a model for a batch.
+
+    Attributes:
+        score: The log-ratios in nats, larger = more ID, with shape :math:`(B)`; of a classifier
+            its score, which has no unit.
+        logits: Class logits, with shape :math:`(B, C)`; None without a class head.
+        parts: The parts of a summed score before they are standardised, with shape :math:`(B, P)`;
+            None of any other model.
+    """
+
+    score: Tensor
+    logits: Tensor | None = None
+    parts: Tensor | None = None
 
 
 class CoefficientNetwork(nn.Module):

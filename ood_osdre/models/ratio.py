@@ -18,38 +18,39 @@ and with a single output. A :class:`DirectRatio` has that network from the start
 and no times; the loss alone (:class:`ood_osdre.objectives.EndPointLoss`) makes it one direct
 estimator or another.
 
+A :class:`SummedScore` adds what several networks say of an input, log-ratios and class energies,
+each in units of its own spread over ID data: a score, and no log-ratio.
+
 Scores and ratios are formed in float32 at least, also under autocast: log-ratios of images
 exceed what float16 can hold and what bfloat16 can resolve.
 """
 
-__all__ = ["DirectRatio", "FoldedRatio", "OneStepRatio", "Prediction", "RatioModel"]
+__all__ = ["DirectRatio", "FoldedRatio", "OneStepRatio", "RatioModel", "SummedScore"]
 
 import abc
 import copy
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..errors import UserError
 from .bases import TemporalBasis
-from .networks import CoefficientNetwork, Coefficients, zeroed
+from .networks import CoefficientNetwork, Coefficients, Prediction, zeroed
 
-
-class Prediction(NamedTuple):
-    r"""The outputs of a model for a batch.
-
-    Attributes:
-        score: The log-ratios in nats, larger = more ID, with shape :math:`(B)`; of a classifier
-            its score, which has no unit.
-        logits: Class logits, with shape :math:`(B, C)`; None without a class head.
-    """
-
-    score: Tensor
-    logits: Tensor | None = None
+# A part that varies less than this, as a share of its largest value, does not: that is rounding.
+LEAST_SPREAD = 1e-6
 
 
 class RatioModel(nn.Module, abc.ABC):
-    r"""Abstract model of a log-ratio: what training, evaluation and checkpoints work with."""
+    r"""Abstract model of a log-ratio: what training, evaluation and checkpoints work with.
+
+    Attributes:
+        in_nats: Whether its score is a log-ratio, in nats, that can be calibrated as one.
+    """
+
+    in_nats = True
 
     @abc.abstractmethod
     def outputs(self, x: Tensor) -> Coefficients | Prediction:
@@ -73,7 +74,8 @@ class RatioModel(nn.Module, abc.ABC):
     def predict(self, x: Tensor) -> Prediction:
         r"""Returns the scores and the class logits of inputs :math:`(B, *)`, in one pass."""
         outputs = self.outputs(x)
-        return Prediction(self.log_ratio_at(outputs), outputs.logits)
+        parts = getattr(outputs, "parts", None)  # coefficients have none
+        return Prediction(self.log_ratio_at(outputs), outputs.logits, parts)
 
     def log_ratio(self, x: Tensor) -> Tensor:
         r"""Returns the log-ratios in nats (larger = more ID), with shape :math:`(B)`.
@@ -267,3 +269,82 @@ class DirectRatio(FoldedRatio):
     def __init__(self, backbone: nn.Module, features: int, classes: int = 0) -> None:
         head = zeroed(nn.Linear(features, 1))
         super().__init__(backbone, head, nn.Linear(features, classes) if classes else None)
+
+
+class SummedScore(RatioModel):
+    r"""The sum of standardised parts of one or several networks: a score without a unit.
+
+    With the parts :math:`a_i(x)`, their means :math:`m_i` and their standard deviations
+    :math:`d_i` over ID validation images, the score is :math:`\sum_i (a_i(x) - m_i) / d_i`. So no
+    weight is tuned, and larger means more ID; but it is no log-ratio. Each network is evaluated
+    once. Logits are those of the first.
+
+    Arguments:
+        networks: The models, which are not copied. A model's part `log_ratio` is its score.
+        names: What to call them.
+        kinds: The parts of each: `"log_ratio"`, and `"energy"`, the log-sum-exp of its logits, for
+            which it needs a class head.
+    """
+
+    in_nats = False
+
+    def __init__(
+        self, networks: Sequence[RatioModel], names: Sequence[str], kinds: Sequence[str]
+    ) -> None:
+        super().__init__()
+        self.networks: Any = nn.ModuleList(networks)
+        self.names, self.kinds = tuple(names), tuple(kinds)
+        self.mean: Tensor
+        self.std: Tensor
+        self.register_buffer("mean", torch.zeros(len(self.parts)).float())
+        self.register_buffer("std", torch.ones(len(self.parts)).float())
+
+    @property
+    def parts(self) -> list[str]:
+        r"""The names of the :math:`P` parts, those of one network side by side."""
+        return [f"{name} {kind}" for name in self.names for kind in self.kinds]
+
+    @property
+    def network(self) -> nn.Module:
+        r"""What holds the first network's `backbone` and `class_head`, if it has such."""
+        return getattr(self.networks[0], "network", self.networks[0])
+
+    def outputs(self, x: Tensor) -> Prediction:
+        r"""Returns scores (no unit, larger = more ID), first logits and parts of inputs."""
+        given = [network.predict(x) for network in self.networks]
+        parts = torch.stack([_part(p, kind) for p in given for kind in self.kinds], dim=1)
+        score = ((parts - self.mean) / self.std).sum(dim=1)
+        return Prediction(score, given[0].logits, parts)
+
+    @torch.no_grad()
+    def standardise(self, parts: Tensor) -> None:
+        r"""Takes the means and deviations of parts of ID data, with shape :math:`(N, P)`.
+
+        Raises:
+            UserError: If one is not finite or does not vary.
+        """
+        std, mean = torch.std_mean(parts.double(), dim=0, correction=0)
+        for i, name in enumerate(self.parts):
+            # A constant has a deviation of rounding; NaN compares as false.
+            if not LEAST_SPREAD * parts[:, i].abs().max() < std[i] < torch.inf:
+                raise UserError(
+                    f"evaluation.parts: {name} has mean {mean[i]:.3g} and deviation {std[i]:.3g} "
+                    f"over {len(parts)} ID images, expected finite numbers that vary."
+                )
+        self.mean.copy_(mean)
+        self.std.copy_(std)
+
+    @torch.no_grad()
+    def fold(self) -> "SummedScore":
+        r"""Returns the same sum of the folded networks."""
+        folded = SummedScore([n.fold() for n in self.networks], self.names, self.kinds)
+        folded.mean, folded.std = self.mean.clone(), self.std.clone()
+        return folded.eval()
+
+
+def _part(prediction: Prediction, kind: str) -> Tensor:
+    r"""Returns a part of a model's prediction, with shape :math:`(B)`, in float32 at least."""
+    given = prediction.score if kind == "log_ratio" else prediction.logits
+    assert given is not None, "energy: needs class logits"
+    single = given.to(torch.promote_types(given.dtype, torch.float32))
+    return single if kind == "log_ratio" else single.logsumexp(dim=1)

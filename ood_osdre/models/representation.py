@@ -43,8 +43,8 @@ from torch import Tensor, nn
 from ..errors import UserError
 from .baselines import Classifier, TimeConditionedMLP, TimeConditionedRatio
 from .frozen import Features, named_layers, read_layers, unwrapped
-from .networks import MLP
-from .ratio import FoldedRatio, Prediction, RatioModel
+from .networks import MLP, Prediction
+from .ratio import FoldedRatio, RatioModel
 
 # Components with less than this share of the largest variance are taken for rounding: features
 # come in single precision.

@@ -23,11 +23,12 @@ from torch import Tensor, nn
 from ..config import HeadConfig
 from ..data.images import SLACK
 from ..data.transforms import Standardiser
-from ..detectors import FeatureRatio, OneStepDetector, Scorer, input_shape
+from ..detectors import FeatureRatio, OneStepDetector, Scorer
 from ..errors import UserError
 from ..evaluation.metrics import check_scores
 from ..models import RatioModel, check_inputs, evaluating
 from ..options import shown
+from ..training.checkpoint import input_shape
 
 try:
     from pytorch_ood.api import (

@@ -9,6 +9,8 @@ __all__ = [
     "MODEL",
     "STATE",
     "checkpoint_path",
+    "input_shape",
+    "model_metadata",
     "pack_state",
     "read_checkpoint",
     "restore",
@@ -27,11 +29,15 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from ..data.transforms import Standardiser
 from ..errors import UserError, one_line
 from ..files import as_json, atomic_path, is_regular, sweep
+from ..options import Options
 from .run import MODEL, STATE
 
 FORMAT = "ood_osdre checkpoint 2"
+# Of images.
+CHANNELS = 3
 
 
 def checkpoint_path(folder: Path, name: str) -> Path:
@@ -106,6 +112,35 @@ def read_checkpoint(folder: Path, name: str) -> tuple[dict[str, Tensor], dict[st
     if problem:
         raise UserError(f"{path}: {problem}.")
     return tensors, json.loads(text), digest
+
+
+def input_shape(metadata: Mapping[str, Any]) -> tuple[int, ...]:
+    r"""Returns the shape of one input of a network: channels and sides, or a dimension."""
+    size, dim = metadata["size"], metadata.get("dim")
+    return (CHANNELS, size, size) if dim is None else (dim,)
+
+
+def model_metadata(
+    config: Options,
+    classes: int,
+    preprocess: Standardiser,
+    size: int,
+    reference: str | None,
+    **facts: object,
+) -> dict[str, Any]:
+    r"""Returns what is stored with a model: how to build it again, on what it was trained.
+
+    Arguments:
+        config: Its configuration.
+        classes: The number of ID classes, 0 without labels.
+        preprocess: The preprocessing, with the statistics of the ID data.
+        size: The side of the images in pixels.
+        reference: The name of the reference; None if it has none.
+        facts: What else is known: the dimension `dim` of vectors, `backbone`, checksums.
+    """
+    mean, std = (value.tolist() for value in preprocess.statistics)
+    own = {"config": config.to_dict(), "classes": classes, "mean": mean, "std": std}
+    return {**own, "size": size, "reference": reference, **facts}
 
 
 def restore(module: nn.Module, tensors: Mapping[str, Tensor], source: Path) -> None:

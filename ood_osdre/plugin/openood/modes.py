@@ -30,12 +30,13 @@ from typing_extensions import Self
 
 from ...config import HeadConfig
 from ...data.transforms import Preprocess
-from ...detectors import FeatureRatio, input_shape, load_scorer
+from ...detectors import FeatureRatio, load_scorer
 from ...errors import UserError
 from ...models import (
     NetworkDigest,
     OneStepRatio,
     RepresentationRatio,
+    SummedScore,
     check_inputs,
     collect_features,
     device_of,
@@ -43,6 +44,7 @@ from ...models import (
 )
 from ...options import Options, Positive, Share, flat, merged
 from ...training.batches import SHARE, broadened
+from ...training.checkpoint import input_shape
 from .loaders import (
     ReferenceImages,
     Statistics,
@@ -187,7 +189,7 @@ class NetworkMode(Mode):
 
     def _scorer(self, own: OSDRENet, device: torch.device) -> OSDRENet:
         r"""Returns the network with its ratio folded, on a device."""
-        if not isinstance(own.ratio, OneStepRatio | RepresentationRatio):
+        if not isinstance(own.ratio, OneStepRatio | RepresentationRatio | SummedScore):
             return own
         if self._folded is None or self._source is None or not self._source.matches(own.ratio):
             self._folded, self._source = own.fold(), NetworkDigest.of(own.ratio)

@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ...config import Config
-from ...detectors import Scorer, TrainedModel, input_shape, load_scorer, read_model
+from ...detectors import Scorer, TrainedModel, load_scorer, read_model
 from ...errors import UserError
 from ...models import Classifier, RatioModel, unwrapped
 from ...training.build import build_ratio
+from ...training.checkpoint import input_shape
 
 
 class OSDRENet(nn.Module):

@@ -23,7 +23,6 @@ from tqdm import tqdm
 
 from ...config import Config
 from ...data.transforms import Preprocess, flip_crop
-from ...detectors import model_metadata
 from ...errors import UserError
 from ...models import FoldedRatio, device_of
 from ...paths import Moments
@@ -31,6 +30,7 @@ from ...sections import DataConfig
 from ...training import checkpoint
 from ...training.batches import Pairs, PixelBatches
 from ...training.build import prepare_objective
+from ...training.checkpoint import model_metadata
 from ...training.fit import assemble
 from .host import Foreign
 from .loaders import Statistics, normalisation_of, take_plain
@@ -77,6 +77,8 @@ class OSDRETrainer:
             fault = f"got {type(net).__name__}, expected the network 'osdre' on one device"
         elif type(net.ratio) is FoldedRatio:
             fault = "a folded network cannot be trained; OSDRENet.load(folder, folded=False) can"
+        elif own.evaluation.is_sum:
+            fault = "a sum of parts cannot be trained, expected evaluation.parts [log_ratio] alone"
         elif not train_loader or not train_unlabeled_loader:
             fault = "needs an ID and a reference loader, not empty, as the pipeline train_oe has"
         elif statistics is None:
