@@ -97,8 +97,13 @@ def _job(study: Study, name: str, setting: Setting, seed: int, out: Path) -> Job
         others = study.references_of(need)
         reference = setting[2] if setting[2] in others else others[0]
         needs[need] = _folder(out, (*setting[:2], reference), need, seed)
-    options = [RUN.sub(lambda m: str(needs[m[1]]), o) for o in [*study.common, *method.options]]
-    options = [option.replace("{seed}", str(seed)) for option in options]
+
+    def filled(options: Sequence[str]) -> list[str]:
+        named = [RUN.sub(lambda m: str(needs[m[1]]), option) for option in options]
+        return [option.replace("{seed}", str(seed)) for option in named]
+
+    options = filled([*study.common, *method.options])
+    method = method.replace(variants={k: filled(v) for k, v in method.variants.items()})
     return Job(
         name,
         method,

@@ -11,6 +11,7 @@ An option may name the folder of another method's run of the same seed, as `{run
 on features needs its classifier. `{seed}` stands for the seed, where a part of a run has its own. Nothing here imports torch.
 """
 
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -80,8 +81,9 @@ class Method(Options):
 
     @property
     def needs(self) -> list[str]:
-        r"""The methods whose runs its options name."""
-        return list(dict.fromkeys(RUN.findall("\n".join(self.options))))
+        r"""The methods whose runs its options name, those of its variants too."""
+        options = [*self.options, *itertools.chain(*self.variants.values())]
+        return list(dict.fromkeys(RUN.findall("\n".join(options))))
 
 
 class Study(Options):
