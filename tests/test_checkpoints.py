@@ -289,3 +289,26 @@ def test_the_command_refuses_bad_weights_in_one_line_and_writes_nothing(
         assert NAME in line
         assert not out.exists()
         assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
+
+
+# Of the six images below; the run that it is of says the same again.
+SCORES = [-2.335191, -0.839157, -0.654515, -0.740945, -0.369344, -0.297780]
+
+
+def test_a_checkpoint_of_the_past_loads_and_scores() -> None:
+    r"""It was made once, by a run that ends with these scores:
+
+        python -m ood_osdre.cli --config digits_representation --device cpu --out OUT \
+            network.kind=speed network.width=0.125 training.steps=60 \
+            head.rank=8 head.width=16 head.depth=1 head.training.steps=60
+
+    `model.safetensors` of it is kept; the numbers are its scores of the images below.
+    """
+    torch.set_default_dtype(torch.float32)
+    folder = Path(__file__).parent / "checkpoint"
+    assert (folder / "model.safetensors").stat().st_size < 100_000
+    images = np.random.default_rng(0).integers(0, 256, (6, 32, 32, 3), dtype=np.uint8)
+    images //= np.arange(1, 7, dtype=np.uint8)[:, None, None, None]
+    scorer = load_scorer(folder)
+    np.testing.assert_allclose(scorer.score(images), SCORES, atol=1e-4)
+    assert scorer.metadata["reference"] == "digits567_china"
