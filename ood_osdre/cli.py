@@ -216,8 +216,9 @@ def evaluate_checkpoint(args: argparse.Namespace) -> "MetricsTable":
     # Nearest neighbours are those among the ID training images; parts are standardised on others.
     summed = changes_sum(scorer.metadata, config)
     training = summed or (scoring.estimator == "classifier" and config.evaluation.score == "knn")
+    reference = config.reference if training and not args.benchmark else None
     data = load_benchmark(
-        manifest, args.data_root, args.cache_dir, training=training, progress=not args.quiet
+        manifest, args.data_root, args.cache_dir, reference, training, progress=not args.quiet
     )
     scorer.check_images(data.id_test.images, f"benchmark {manifest.name}")
     if summed:

@@ -416,3 +416,18 @@ def test_a_killed_study_goes_on_to_the_lines_of_one_that_was_not(
         for p in (tmp_path / "whole", folder)
     )
     assert a == b
+
+
+def test_a_variant_may_name_the_run_of_another_method(tmp_path: Path) -> None:
+    import jobs
+    from studies import load_study
+
+    both = {"variants": {"together": ["evaluation.together=[{run:a, 1}]"]}}
+    write_study(tmp_path, methods={"c": both, "a, 1": {}}, seeds=[3])
+    study = load_study("s", tmp_path)
+    first, second = jobs.plan(study, ["c"], None, tmp_path)
+    assert (first.name, second.name) == ("a, 1", "c")
+    (option,) = second.method.variants["together"]
+    assert option == f"evaluation.together=[{first.folder}]"
+    found = jobs.config_of(second, [option])["evaluation"]["together"]
+    assert found == ["{run:a, 1}"]

@@ -22,7 +22,7 @@ from ood_osdre.evaluation.scores import read_scores
 from ood_osdre.export import TOLERANCE, DeployedScorer, export_scorer
 from ood_osdre.models import FoldedRatio, SummedScore
 from ood_osdre.plugin import pytorch_ood
-from ood_osdre.plugin.openood import OSDRENet, OSDREPostprocessor
+from ood_osdre.plugin.openood import OSDRENet, OSDREPostprocessor, OSDRETrainer
 from ood_osdre.training.checkpoint import read_checkpoint, write_checkpoint
 
 PIXELS: dict[str, Any] = {
@@ -344,3 +344,5 @@ def altered(source: Path, target: Path, **facts: Any) -> None:  # noqa: ANN401
 def test_detectors_and_trainers_know_log_ratios_alone(both: tuple[Path, list[str]]) -> None:
     with pytest.raises(UserError, match="a detector's score is a log-ratio in nats"):
         OneStepDetector.load(both[0])
+    with pytest.raises(UserError, match="trainer: a sum of parts cannot be trained"):
+        OSDRETrainer(OSDRENet.load(both[0], folded=False), [], [], {})
