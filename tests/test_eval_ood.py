@@ -162,7 +162,8 @@ def test_default_configurations_exist_and_are_smaller_without_a_gpu(
 
     assert config.id == id_name
     assert config.benchmark is None  # the first of BENCHMARKS that is whole
-    assert config.network.width == (1.0 if gpu and id_name != "digits" else 0.25)
+    network = ("resnet", 0.25) if id_name == "digits" else ("resnet" if gpu else "speed", 1.0)
+    assert (config.network.kind, config.network.width) == network
 
 
 def test_a_configuration_keeps_its_own_id_and_benchmark() -> None:
