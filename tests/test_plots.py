@@ -9,7 +9,7 @@ from matplotlib import image
 from matplotlib.figure import Figure
 
 from ood_osdre.evaluation import plots
-from ood_osdre.evaluation.plots import density_grid, draw_scores
+from ood_osdre.evaluation.plots import draw_scores
 from ood_osdre.evaluation.scores import Scores
 
 RNG = np.random.default_rng(0)
@@ -83,19 +83,6 @@ def test_draws_degenerate_and_extreme_scores(
     assert np.isfinite([*ax.get_xlim(), *ax.get_ylim()]).all()
     assert ax.get_title() == "Far OOD"
     assert (tmp_path / "d.pdf").read_bytes().startswith(b"%PDF")
-
-
-def test_a_grid_has_a_pair_of_panels_a_method(tmp_path: Path, figures: list[Figure]) -> None:
-    one = scores_of(ID, near={"tin": ID - 1}, far={"mnist": ID - 2})
-    other = scores_of(100 * ID, near={"tin": ID}, far={"mnist": ID - 2})
-    density_grid(tmp_path / "d.png", {"ours": one, "a baseline": other, "third": one})
-    axes = figures[0].axes
-    titles = [ax.get_title(loc="left") for ax in axes if ax.axison]
-    names = ["ours", "a baseline", "third"]
-    assert titles == [f"{name}\n{role} OOD" for name in names for role in ("near", "far")]
-    limits = [ax.get_xlim() for ax in axes]
-    assert limits[0] == limits[1] == limits[4]
-    assert limits[2] == limits[3] != limits[0]
 
 
 @pytest.mark.parametrize("name", SHAPES)

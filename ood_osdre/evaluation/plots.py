@@ -14,12 +14,10 @@ deterministic and closer to the whole than a random subset. The AUROC in the leg
 images.
 """
 
-__all__ = ["STROKES", "STYLE", "density_grid", "draw_scores"]
+__all__ = ["STROKES", "STYLE", "draw_scores"]
 
 import os
-import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import matplotlib
@@ -85,55 +83,23 @@ def draw_scores(path: str | os.PathLike[str], scores: Scores, title: str) -> Non
     """
     roles = [role for role in OOD_ROLES if scores.of(role)]
     rows = 1 + max(len(scores.of(role)) for role in roles)
-    with _saved_figure(path, (0.6 + 3.6 * len(roles), 2.9 + 0.18 * rows), dpi=200) as figure:
+    size = 0.6 + 3.6 * len(roles), 2.9 + 0.18 * rows  # in inches
+    with matplotlib.rc_context(STYLE), atomic_path(path) as temporary:
+        figure = Figure(figsize=size, layout="constrained")
+        FigureCanvasAgg(figure)
         figure.suptitle(title, fontsize=11)
         axes = figure.subplots(1, len(roles), squeeze=False, sharex=True)[0]
         _draw_panels(axes, scores, roles)
         for ax, role in zip(axes, roles, strict=True):
             ax.set_title(f"{role.capitalize()} OOD")
-            if scores.parts:
-                ax.set_xlabel("sum of standardised parts, larger = more ID")
         axes[0].set_ylabel("density" if scores.parts else "density (1/nat)")
-
-
-def density_grid(path: str | os.PathLike[str], methods: Mapping[str, Scores]) -> None:
-    r"""Draws a pair of panels a method, two methods a row: ID against the near and the far sets.
-
-    Every method has a range of its own, as scores of different methods have no common scale.
-
-    Arguments:
-        path: The image to write, atomically; its suffix is the format.
-        methods: The scores of each method, by its title.
-    """
-    rows = -(-len(methods) // 2)
-    with _saved_figure(path, (14.0, 1.9 * rows + 0.5), dpi=80) as figure:
-        pairs = figure.subplots(rows, 4, squeeze=False).reshape(-1, 2)
-        for ax in pairs[len(methods) :].flat:
-            ax.set_axis_off()
-        for axes, (title, scores) in zip(pairs, methods.items(), strict=False):
-            _draw_panels(axes, scores, OOD_ROLES)
-            for ax, role in zip(axes, OOD_ROLES, strict=True):
-                ax.set_title(f"{textwrap.fill(title, 40)}\n{role} OOD", loc="left", fontsize=8)
-                ax.set_xlabel("")
-                ax.legend(loc="best", fontsize=6, framealpha=0.6, handlelength=1.5)
-        figure.supxlabel("score, larger = more ID")
-
-
-@contextmanager
-def _saved_figure(
-    path: str | os.PathLike[str], size: tuple[float, float], dpi: int
-) -> Iterator[Figure]:
-    r"""Gives a figure in :data:`STYLE` of a size in inches, which is then written."""
-    with matplotlib.rc_context(STYLE), atomic_path(path) as temporary:
-        figure = Figure(figsize=size, layout="constrained")
-        FigureCanvasAgg(figure)
-        yield figure
-        figure.savefig(temporary, dpi=dpi)
+        figure.savefig(temporary, dpi=200)
 
 
 def _draw_panels(axes: Iterable[Axes], scores: Scores, roles: Sequence[str]) -> None:
     r"""Draws, for each role, the ID density against its sets, over one range."""
     (id_set,) = scores.of("id").values()
+    what = "sum of standardised parts" if scores.parts else "log-ratio (nats)"
     low, high = _range(id_set.score, [s.score for r in roles for s in scores.of(r).values()])
     id_label = f"ID{_outside(id_set.score, low, high)}"
     x, y = _density(id_set.score, low, high)
@@ -150,7 +116,7 @@ def _draw_panels(axes: Iterable[Axes], scores: Scores, roles: Sequence[str]) -> 
         is_smooth = x.size == y.size
         ax.set_xlim(low, high)
         ax.set_ylim(0, 1.05 * (min(top, 4 * y.max()) if is_smooth else top))
-        ax.set_xlabel("log-ratio (nats), larger = more ID")
+        ax.set_xlabel(f"{what}, larger = more ID")
         ax.locator_params(axis="y", nbins=5)
         ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), handlelength=2.5)
 
