@@ -107,9 +107,11 @@ def evaluate_run(
 
 
 def changes_sum(metadata: Mapping[str, Any], config: Config) -> bool:
-    r"""Returns whether a configuration sums other parts than the model of some metadata does."""
+    r"""Returns whether a configuration sums other numbers than the model of some metadata does."""
     then, now = Config.from_mapping(metadata["config"]).evaluation, config.evaluation
-    return (then.parts, then.together) != (now.parts, now.together)
+    keys = ("parts", "together", "score", "solver", "evaluations", "tolerance")
+    differs = any(getattr(then, key) != getattr(now, key) for key in keys)
+    return differs and (then.is_sum or now.is_sum)
 
 
 def scorer_of(folder: Path, config: Config, data: BenchmarkData, device: torch.device) -> Scorer:
@@ -128,8 +130,9 @@ def scorer_of(folder: Path, config: Config, data: BenchmarkData, device: torch.d
     then = Config.from_mapping(whole.metadata["config"]).evaluation
     known = {OWN: whole}
     if isinstance(whole.ratio, SummedScore):
-        members = zip(whole.ratio.networks, whole.metadata["sum"]["members"], strict=True)
-        models = [TrainedModel(net, whole.preprocess, metadata) for net, metadata in members]
+        of_sum = whole.metadata["sum"]
+        members = zip(whole.ratio.networks, of_sum["members"], of_sum["digests"], strict=True)
+        models = [TrainedModel(net, whole.preprocess, *facts) for net, *facts in members]
         known = dict(zip((OWN, *then.together), models, strict=True))
     if not options.is_sum:
         return Scorer.of(known[OWN])

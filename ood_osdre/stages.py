@@ -78,8 +78,10 @@ def train_run(
     """
     refuse_other_level(folder, head=config.head is not None)
     stage = Stage(folder, time_budget, resume, progress)
-    train = _train_sum if config.evaluation.is_sum else _train
-    trained, outcome, rule = train(config, data, device, stage, members or {})
+    if config.evaluation.is_sum:
+        trained, outcome, rule = _train_sum(config, data, device, stage, members or {})
+    else:
+        trained, outcome, rule = _train(config, data, device, stage)
     return Scorer.of(trained), outcome, rule
 
 
@@ -144,13 +146,7 @@ def _train_sum(
     return total, outcome, rule
 
 
-def _train(
-    config: Config,
-    data: BenchmarkData,
-    device: torch.device,
-    stage: Stage,
-    members: Mapping[str, Config] | None = None,
-) -> Trained:
+def _train(config: Config, data: BenchmarkData, device: torch.device, stage: Stage) -> Trained:
     r"""Trains a network, or a head on one; returns what :func:`train_run` does, unfolded."""
     if config.head is None:
         return _train_network(config, data, device, stage)
@@ -241,7 +237,9 @@ def _train_head(
         outcome.reason += ", training the head"
     else:
         # Beside what was watched on features: the numbers by which any run is known.
-        numbers = Validation.of(config, data, preprocess)(Scorer.of(trained).ratio)
+        folded = Scorer.of(trained).ratio
+        set_solver(folded, config.evaluation)
+        numbers = Validation.of(config, data, preprocess)(folded)
         outcome.best = outcome.best | {k: float(v) for k, v in numbers.items()}
         if distributed.is_first():
             write_checkpoint(stage.folder, MODEL, whole.state_dict(), metadata)
@@ -272,6 +270,8 @@ def add_up(trained: Mapping[str, TrainedModel], config: Config, id_val: ImageSet
     total.to(own.preprocess.device).eval()
     # The numbers that are standardised are those that will be summed.
     set_solver(total, options)
+    if isinstance(own.ratio, Classifier):
+        own.ratio.score = options.score
     found = score_parts(total, id_val.images, own.preprocess, options.batch_size)
     total.standardise(torch.as_tensor(found.parts))
     members = {

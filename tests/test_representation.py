@@ -22,6 +22,7 @@ from ood_osdre.data.transforms import Preprocess
 from ood_osdre.detectors import Scorer, TrainedModel, load_scorer, read_classifier
 from ood_osdre.detectors import feature_head as heads
 from ood_osdre.errors import UserError
+from ood_osdre.evaluation.evaluate import Validation
 from ood_osdre.evaluation.scores import read_scores
 from ood_osdre.export import TOLERANCE, export_scorer
 from ood_osdre.models import (
@@ -29,6 +30,7 @@ from ood_osdre.models import (
     FoldedRatio,
     RepresentationRatio,
     ResNetBackbone,
+    TimeConditionedRatio,
     WhitenedRatio,
     classifier_features,
     whitening_of,
@@ -320,6 +322,23 @@ def test_a_given_classifier_is_the_one_that_was_trained_first(
         assert [p.name for p in folder.iterdir() if p.is_dir()] == [HEAD]
         expected = load_scorer(finished).score(digits.id_test.images[:20])
         np.testing.assert_array_equal(scorer.score(digits.id_test.images[:20]), expected)
+
+
+def test_a_run_is_validated_with_its_own_solver(
+    tmp_path: Path, digits: BenchmarkData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = []
+
+    def validate(self: object, model: nn.Module) -> dict[str, float]:
+        timed = [m for m in model.modules() if isinstance(m, TimeConditionedRatio)]
+        taken.extend(m.evaluations for m in timed)
+        return {}
+
+    monkeypatch.setattr(Validation, "__call__", validate)
+    config = configured(estimator="time_conditioned")
+    config = config.replace(evaluation=config.evaluation.replace(evaluations=7))
+    assert train_run(config, digits, tmp_path, CPU, progress=False)[1].finished
+    assert taken == [7]
 
 
 def test_hosts_score_by_the_model_as_it_is(finished: Path, digits: BenchmarkData) -> None:

@@ -33,10 +33,11 @@ PIXELS: dict[str, Any] = {
     "data": {"flip": "none", "train_limit": 60, "reference_limit": 50, "val_limit": 10},
     "training": {"steps": 3, "batch_size": 8, "warmup": 1, "checkpoint_every": 1},
 }
+OWN_CLASSES = {"endpoint": 0.0, "class_weight": 1.0}
 HEAD: dict[str, Any] = {
     **PIXELS,
     "estimator": "classifier",
-    "objective": {"endpoint": 0.0, "class_weight": 1.0},
+    "objective": OWN_CLASSES,
     "head": {
         "rank": 6,
         "width": 16,
@@ -267,6 +268,24 @@ def test_a_trained_model_is_scored_in_other_ways(
     np.testing.assert_array_equal(ids[alone].score, ids[whole].parts[:, 0])
     np.testing.assert_allclose(ids[energies].parts, ids[whole].parts[:, 1::2], rtol=1e-5)
     np.testing.assert_allclose(ids[run].score, ids[whole].score, atol=1e-4)
+
+
+def test_parts_are_standardised_as_they_are_scored(tmp_path: Path) -> None:
+    r"""A classifier's own score may become another one with `--checkpoint`."""
+    options = {**PIXELS["training"], "steps": 1}
+    config = {**PIXELS, "estimator": "classifier", "training": options, "objective": OWN_CLASSES}
+    out, again = tmp_path / "out", tmp_path / "again"
+    assert main([*command(tmp_path, config, *BOTH), "--out", str(out)]) == 0
+    given = ["--checkpoint", str(out), "--quiet", "--device", "cpu", "--out", str(again)]
+    assert main([*given, "evaluation.score=energy"]) == 0
+    scorer, data = load_scorer(out), load_digits_benchmark()
+    with torch.no_grad():
+        inputs = scorer.preprocess(torch.as_tensor(data.id_val.images))
+        energy = logsumexp(scorer.ratio.predict(inputs).logits.numpy(), axis=1)
+    (found,) = read_scores(again / "scores.npz").of("id").values()
+    np.testing.assert_array_equal(found.parts[:, 0], found.parts[:, 1])
+    expected = 2 * (found.parts[:, 1] - energy.mean()) / energy.std()
+    np.testing.assert_allclose(found.score, expected, atol=1e-3 * expected.std())
 
 
 def test_seeds_move_together(tmp_path: Path, both: tuple[Path, list[str]]) -> None:
