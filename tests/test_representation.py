@@ -363,19 +363,27 @@ def test_hosts_score_by_the_model_as_it_is(finished: Path, digits: BenchmarkData
         assert torch.allclose(-found, expected.score, atol=1e-5)
 
 
-def test_features_come_from_the_images_that_are_asked_for(digits: BenchmarkData) -> None:
+def test_features_come_from_the_images_that_are_asked_for(
+    digits: BenchmarkData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ood_osdre.training.batches.broaden", lambda x, _: torch.zeros_like(x))
     data = {**BASE["data"], "train_limit": None, "hold_out_id": 40, "broaden": 0.5, "mixture": 0.2}
-    model, shares = representation().classifier, []
+    model, shares, broadened = representation().classifier, [], []
+    preprocess = Preprocess([0.3] * 3, [0.3] * 3)
+    black = classifier_features(model, preprocess(torch.zeros(1, 32, 32, 3).byte())).features
     for id_from in ("train", "held_out"):
         head = {**SMALL_HEAD, "id_from": id_from}
-        config = Config.from_mapping({**BASE, "data": data, "head": head})
+        batches = {"batch_size": 8}
+        config = Config.from_mapping({**BASE, "data": data, "head": head, "evaluation": batches})
         images = heads.HeadData(config, config.head, digits)
         expected = hold_out_id(digits.id_train, 40)[id_from == "held_out"]
         np.testing.assert_array_equal(images.id_images.images, expected.images)
-        (x_1, x_0), stopped = images.features(model, Preprocess([0.3] * 3, [0.3] * 3))
+        (x_1, x_0), stopped = images.features(model, preprocess)
         assert (len(x_1), len(x_0), stopped) == (len(expected), 50, "")
         shares.append(sum(bool((x == x_1).all(dim=1).any()) for x in x_0) / 50)
+        broadened.append(sum(bool(x.isclose(black).all()) for x in x_0) / 50)
     assert shares == [0.2, 0.2]  # of the reference are ID images
+    assert broadened == [0.5, 0.5]
 
 
 def test_limits_and_seeds_reach_the_head(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
 r"""Training of the head on a classifier's features: the features, and a fit to two sets of them.
 
-:class:`HeadData` computes the features of a benchmark's images. The vectors are then whitened (:mod:`ood_osdre.models.representation`), a part of both sets is held out,
-and the rest trains whatever :class:`~ood_osdre.config.HeadConfig` describes: any frame, path,
-schedule, objective and estimator.
+:class:`HeadData` computes the features of a benchmark's images. :func:`fit_head` whitens features
+(:mod:`ood_osdre.models.representation`), holds a part of both sets out, and trains what
+:class:`~ood_osdre.config.HeadConfig` describes on the rest: any frame, path, schedule, objective
+and estimator.
 """
 
 __all__ = ["HeadData", "HeadFit", "check_features", "fit_head"]
@@ -116,6 +117,8 @@ class HeadData:
         reference, _ = data.split_reference()
         limit = options.reference_limit or options.train_limit
         self.reference = limited(reference, limit, self.seed)
+        # How many of the reference are replaced by ID images.
+        self.mixed = round(options.mixture * len(self.reference))
 
     def check(self, classifier: Classifier) -> None:
         r"""Refuses, before anything is trained, layers that are not there and ranks that cannot be.
@@ -155,7 +158,7 @@ class HeadData:
         """
         stopped = ""
         parts: tuple[list[Tensor], list[Tensor]] = [], []
-        total = len(self.id_images) + len(self.reference)
+        total = len(self.id_images) + len(self.reference) - self.mixed
         bar = tqdm(total=total, desc="features", unit="img", disable=not progress)
         with caught_signals() as received, bar, evaluating(classifier):
             for side, batches in zip(parts, self._inputs(preprocess), strict=True):
@@ -169,16 +172,17 @@ class HeadData:
                 if stopped:
                     return (torch.empty(0), torch.empty(0)), stopped
         x_1, x_0 = (torch.cat(side) for side in parts)
-        mixed = round(self.options.mixture * len(x_0))
-        if mixed:
+        if self.mixed:
             random = step_generator(self.seed, Stream.SPLIT, 3, "cpu")
-            x_0[-mixed:] = x_1[torch.randint(len(x_1), (mixed,), generator=random)]
+            drawn = torch.randint(len(x_1), (self.mixed,), generator=random)
+            x_0 = torch.cat([x_0, x_1[drawn]])
         return (x_1, x_0), stopped
 
     def _inputs(self, preprocess: Standardiser) -> tuple[Iterator[Tensor], Iterator[Tensor]]:
         # In random order, as the first images of each batch are broadened.
         random = step_generator(self.seed, Stream.SPLIT, 2, "cpu")
-        order = torch.randperm(len(self.reference), generator=random).numpy()
+        count = len(self.reference)
+        order = torch.randperm(count, generator=random)[: count - self.mixed].numpy()
 
         def batches(images: ImageSet, rows: NDArray[np.int64]) -> Iterator[Tensor]:
             for start in range(0, len(rows), self.batch_size):
@@ -188,7 +192,9 @@ class HeadData:
         reference: Iterator[Tensor] = batches(self.reference, order)
         if self.options.broaden:
             assert isinstance(preprocess, Preprocess)
-            reference = broadened(reference, preprocess, self.options.broaden)
+            # A share of all, those replaced included.
+            share = self.options.broaden * count / max(len(order), 1)
+            reference = broadened(reference, preprocess, share)
         return batches(self.id_images, np.arange(len(self.id_images))), reference
 
 
