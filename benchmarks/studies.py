@@ -8,7 +8,8 @@ which are set under `shared`:
     end-point: {options: [*plain, objective.endpoint=1]}
 
 An option may name the folder of another method's run of the same seed, as `{run:METHOD}`: a head
-on features needs its classifier. `{seed}` stands for the seed, where a part of a run has its own. Nothing here imports torch.
+on features needs its classifier. `{seed}` stands for the seed, where a part of a run has its own.
+Nothing here imports torch.
 """
 
 import itertools

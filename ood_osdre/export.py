@@ -5,9 +5,10 @@ r"""Exports the folded scorer, preprocessing inside, to a file that needs none o
 
 The file maps uint8 images `images`, with shape (B, H, W, 3) and any B, to `log_ratio`, with shape
 (B), in nats (larger = more ID), and, if the network has a class head, to `logits`. Of a run that
-sums parts it is `score`, without a unit. Before the file is written, each of them is compared with the original on random images: the largest difference may
-be 1e-4 of its spread. A `.pt2` file is a program for :func:`torch.export.load`; an `.onnx` file
-runs wherever ONNX does, and making one needs the packages of the extra `export`.
+sums parts it is `score`, without a unit. Before the file is written, each of them is compared with
+the original on random images: the largest difference may be 1e-4 of its spread. A `.pt2` file is a
+program for :func:`torch.export.load`; an `.onnx` file runs wherever ONNX does, and making one needs
+the packages of the extra `export`.
 """
 
 __all__ = ["DeployedScorer", "export_scorer"]

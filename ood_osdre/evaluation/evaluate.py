@@ -54,7 +54,8 @@ class Scored(NamedTuple):
     r"""The scores of :math:`N` inputs.
 
     Attributes:
-        score: The log-ratios in nats, larger = more ID, with shape :math:`(N)`.
+        score: The scores, larger = more ID, with shape :math:`(N)`: log-ratios in nats, unless the
+            model is a classifier or a sum.
         classes: The predicted classes, with shape :math:`(N)`; None without a class head.
         parts: The parts of a summed score, with shape :math:`(N, P)`; None of any other.
     """

@@ -27,7 +27,8 @@ class ScoredSet(NamedTuple):
     r"""The scores of a set of :math:`N` images.
 
     Attributes:
-        score: The log-ratios in nats, larger = more ID, with shape :math:`(N)`.
+        score: The scores, larger = more ID, with shape :math:`(N)`: log-ratios in nats, unless the
+            detector is a classifier or a sum.
         label: The class labels, -1 for OOD, with shape :math:`(N)`.
         name: The file names.
         parts: The parts of a summed score, with shape :math:`(N, P)`; of any other P is 0.
@@ -71,7 +72,7 @@ class Scores:
         Arguments:
             role: Either `"id"`, `"near"` or `"far"`.
             name: The name of the set.
-            score: The log-ratios in nats, larger = more ID, with shape :math:`(N)`.
+            score: The scores, larger = more ID, with shape :math:`(N)`, see :class:`ScoredSet`.
             label: The class labels, -1 for OOD, with shape :math:`(N)`.
             names: The file names of the :math:`N` images.
             parts: The parts of a summed score, with shape :math:`(N, P)`.

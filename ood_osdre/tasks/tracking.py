@@ -104,8 +104,8 @@ class KLTracker:
             :class:`ood_osdre.tasks.methods.FitOptions`; seeds count up from theirs. By default
             features are squares of single coordinates, which see means and variances.
         reference: What windows of a stream are compared to: points of :math:`p_0`, at least 200,
-            no column constant, with shape :math:`(N, d)`, or a function that draws :math:`n` of them, given :math:`n`
-            and a generator.
+            no column constant, with shape :math:`(N, d)`, or a function that draws :math:`n` of
+            them, given :math:`n` and a generator.
 
     Raises:
         UserError: If the method, an option or the reference is not as described.
@@ -142,8 +142,8 @@ class KLTracker:
         the weights that a step starts from have seen the last one's points.
 
         Arguments:
-            current: A window of the stream, points of :math:`p_t` with shape :math:`(N, d)`, at
-                least 200, no column constant, for a tracker with a reference; or a function that draws points of
+            current: Points of :math:`p_t`, a window with shape :math:`(N, d)`, at least 200, no
+                column constant, for a tracker with a reference; or a function that draws points of
                 :math:`p_0` and of :math:`p_t`, see :func:`ood_osdre.tasks.fit.fit_ratio`.
 
         Raises:

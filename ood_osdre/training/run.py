@@ -40,9 +40,9 @@ from ..errors import UserError
 from ..files import write_text_atomic
 
 LOCK, LOG = ".lock", "log.jsonl"
-# What says that a folder holds a run to go on with, a trained model, the results of a run.
 # The names of the two checkpoints of a run.
 STATE, MODEL = "state", "model"
+# What says that a folder holds a run to go on with, a trained model, the results of a run.
 STATE_FILE, MODEL_FILE, RECORD = f"{STATE}.safetensors", f"{MODEL}.safetensors", "run.json"
 # The folders of the stages of a run with a head.
 CLASSIFIER, HEAD = "classifier", "head"
