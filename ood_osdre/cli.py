@@ -309,12 +309,13 @@ def read_config(args: argparse.Namespace, name: str) -> Config:
 
 def members_of(args: argparse.Namespace, config: Config) -> dict[str, Config]:
     r"""Returns the configurations that `evaluation.together` names, on the run's data."""
-    shared = {key: getattr(config, key) for key in ("id", "benchmark", "reference")}
+    shared = [(key, getattr(config, key)) for key in ("id", "benchmark", "reference")]
+    shared += [("data.hold_out_id", held)] if (held := config.data.hold_out_id) else []
     members, parts = {}, config.evaluation.parts
     for source in config.evaluation.together:
         if source not in names("configs") and not source.endswith((".yml", ".yaml")):
             continue  # a run folder
-        member = load_config(source).replace(**shared)
+        member = load_config(source, shared)
         if member.evaluation.is_sum or ("energy" in parts and not member.has_classes):
             expected = "that sums nothing" if member.evaluation.is_sum else "with a class head"
             raise UserError(f"evaluation.together: {source}: expected a configuration {expected}.")

@@ -15,11 +15,8 @@ import torch
 
 from .config import Config
 from .data import BenchmarkData
-from .detectors import (
-    Scorer,
-    TrainedModel,
-    read_model,
-)
+from .data.sets import hold_out_id
+from .detectors import Scorer, TrainedModel, read_model
 from .errors import UserError
 from .evaluation.evaluate import evaluate_benchmark, scoring_model
 from .evaluation.plots import draw_scores
@@ -55,7 +52,10 @@ def evaluate_run(
         progress: Whether to show a progress bar.
     """
     options, preprocess = config.evaluation, scorer.preprocess
-    model = scoring_model(scorer.ratio, options, data.id_train, preprocess)
+    # Images held out are no neighbours either; where nothing needs ID training images, none are read.
+    held = min(config.data.hold_out_id, len(data.id_train))
+    id_train, _ = hold_out_id(data.id_train, held)
+    model = scoring_model(scorer.ratio, options, id_train, preprocess)
     done = evaluate_benchmark(model, data, preprocess, options.batch_size, progress)
     # What it was trained with, whatever the benchmark would take by itself.
     scores, reference = done.scores, scorer.metadata.get("reference") or data.reference_name
@@ -197,7 +197,10 @@ def _table(
     reference: str | None,
     **facts: Any,  # noqa: ANN401
 ) -> MetricsTable:
-    manifest = data.manifest
+    manifest, head = data.manifest, config.head
+    # A classifier that is given has been trained elsewhere.
+    steps = 0 if config.classifier else config.training.steps
+    steps += 0 if head is None else head.training.steps
     of_sets: Any = {
         "title": manifest.title,
         "absent": data.absent_by_role(),
@@ -211,7 +214,7 @@ def _table(
     return MetricsTable.of(
         scores.metrics(),
         counts=scores.counts(),
-        steps=config.training.steps,
+        steps=steps,
         reference=reference,
         remark=" ".join(manifest.note.split()),
         addends=addends,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from ood_osdre import stages
+from ood_osdre import runs, stages
 from ood_osdre.config import Config
 from ood_osdre.data import BenchmarkData, load_digits_benchmark
 from ood_osdre.data.sets import hold_out_id
@@ -243,7 +243,7 @@ def test_the_last_step_is_kept_unless_another_is_asked_for(
 
 
 def test_held_out_id_images_train_nothing_and_are_those_whose_accuracy_is_told(
-    digits: BenchmarkData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    digits: BenchmarkData, small: BenchmarkData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size, held = len(digits.id_train), 100
     rest, last = hold_out_id(digits.id_train, held)
@@ -253,7 +253,7 @@ def test_held_out_id_images_train_nothing_and_are_those_whose_accuracy_is_told(
     assert set(last.labels) == set(range(5))
     assert hold_out_id(digits.id_train, 0) == (digits.id_train, None)
 
-    seen: list[int] = []
+    seen, near = list[int](), list[int]()
     batches = stages.ImageBatches
     monkeypatch.setattr(
         stages, "ImageBatches", lambda x, *args: (seen.append(len(x)), batches(x, *args))[1]
@@ -267,8 +267,13 @@ def test_held_out_id_images_train_nothing_and_are_those_whose_accuracy_is_told(
         scorer, outcome, _ = train_run(config, digits, tmp_path / str(seed), CPU, progress=False)
         _, predicted = score_images(scorer.ratio, last.images, scorer.preprocess)
         assert predicted is not None
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                runs, "scoring_model", lambda m, o, x, *args: (near.append(len(x)), m.fold())[1]
+            )
+            evaluate_run(scorer, small, config, tmp_path / f"{seed}-scored", "", progress=False)
         told[seed] = outcome.best["val_accuracy"], np.mean(predicted == last.labels)
-    assert seen == [size - held] * 2
+    assert seen == near == [size - held] * 2
     for accuracy, expected in told.values():
         assert accuracy == pytest.approx(expected)
 

@@ -293,6 +293,7 @@ def test_the_command_runs_resumes_evaluates_and_refuses_what_is_not_its_own(
     assert "holds a run with a head" in capsys.readouterr().err
     assert main([*run, "--resume"]) == 0
     table = capsys.readouterr().out
+    assert "Training: 6 steps" in table  # 2 of the classifier, 4 of the head
     assert main([*run, "--resume"]) == 0  # from its scores
     assert capsys.readouterr().out == table
     assert main([*run, "--resume", "head.rank=5"]) == FAILED

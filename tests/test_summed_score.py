@@ -14,7 +14,7 @@ from scipy.special import logsumexp
 from torch import Tensor, nn
 
 from ood_osdre import OneStepDetector, load_scorer
-from ood_osdre.cli import FAILED, UNFINISHED, main
+from ood_osdre.cli import FAILED, UNFINISHED, main, members_of, parser, read_config
 from ood_osdre.data import load_digits_benchmark
 from ood_osdre.errors import UserError
 from ood_osdre.evaluation.metrics import ood_metrics
@@ -365,3 +365,11 @@ def test_detectors_and_trainers_know_log_ratios_alone(both: tuple[Path, list[str
         OneStepDetector.load(both[0])
     with pytest.raises(UserError, match="trainer: a sum of parts cannot be trained"):
         OSDRETrainer(OSDRENet.load(both[0], folded=False), [], [], {})
+
+
+def test_what_is_held_out_is_held_out_of_every_configuration(tmp_path: Path) -> None:
+    (tmp_path / "head.yml").write_text(yaml.safe_dump(HEAD))
+    options = [f"evaluation.together=[{tmp_path}/head.yml]", "data.hold_out_id=40"]
+    args = parser().parse_args(command(tmp_path, PIXELS, *options))
+    (member,) = members_of(args, read_config(args, args.config)).values()
+    assert member.data.hold_out_id == 40
