@@ -240,7 +240,8 @@ class Evaluation:
         scores: The score of every image.
         accuracy: The ID accuracy, None without a class head.
         seconds: The scoring time, decoding excluded.
-        evaluations: The network evaluations that an image took, on average, in all networks.
+        evaluations: The network evaluations that an image took, on average, in all networks; of a
+            head on features those of the head.
     """
 
     scores: Scores

@@ -29,10 +29,10 @@ from ..errors import UserError
 CHANNELS = (32, 128, 128)
 # The side of the patches that are whitened, and the number of their values in colour.
 PATCH, VALUES = 2, 12
-# Added to the eigenvalues. Patches of standardised pixels have 12 in all, the least of them, in
-# photographs, about 1e-3; those of grey images have some of exactly 0.
+# Added to the eigenvalues. Those of patches of standardised pixels sum to 12; the least is about
+# 1e-3 in photographs and exactly 0 in grey images.
 EPS = 5e-4
-# Three poolings by 2 leave a cell of as many pixels.
+# Three poolings by 2 leave one cell of an image of this side.
 LEAST_SIDE = 16
 # Images whose patches are in memory at once.
 PIECE = 64
