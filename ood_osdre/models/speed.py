@@ -1,7 +1,7 @@
 r"""A network for small images that trains in minutes on a few cores.
 
 Its first layer is not learnt. A 2x2 convolution maps patches of the images to their principal
-components, each of variance 1, and to their negatives. With patches :math:`p` of the training
+components, each of variance 1, and to their negatives. With patches :math:`p` of the ID training
 images, whose covariance has the eigenvectors :math:`u_i` and the eigenvalues :math:`\lambda_i`, the
 outputs are
 

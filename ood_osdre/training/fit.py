@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-import torch
-
 from ..models import RatioModel, SpeedBackbone
 from ..objectives import Objective
 from ..paths import Moments, Times
@@ -60,7 +58,8 @@ def assemble(
     for module in model.modules():
         # One that the user brings trained stays what it is.
         if isinstance(module, SpeedBackbone) and not module.is_prepared:
-            module.prepare(torch.cat(batches.ends()))
+            # By ID images alone: a classifier is to see no reference.
+            module.prepare(batches.ends()[1])
     batches.times, loss = objective(batches.moments(), model)
     batches.needs_probe = loss.needs_probe
     loss = loss.to(batches.device)
