@@ -131,7 +131,8 @@ class OneStepRatioDetector(Detector):
             x: The pixels or inputs, with shape :math:`(B, *)`.
 
         Returns:
-            The negated log-ratios in nats, larger = more OOD, with shape :math:`(B)`.
+            The negated log-ratios in nats, of a sum its scores without a unit, larger = more OOD, with
+            shape :math:`(B)`.
 
         Raises:
             RequiresFittingException: If there is no trained ratio yet.

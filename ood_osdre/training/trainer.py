@@ -78,7 +78,7 @@ class Trainer:
         batches: Callable[[int], Batch],
         options: TrainingConfig,
         validate: Validate | None = None,
-        select: str | None = "val_auroc",
+        select: str | None = None,
         folder: Path | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> None:

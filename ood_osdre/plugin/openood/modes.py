@@ -138,7 +138,8 @@ class Mode(abc.ABC):
 
         Returns:
             The logits, with shape :math:`(B, C)`, None from a network without any, and the
-            log-ratios in nats (larger = more ID), with shape :math:`(B)`.
+            log-ratios in nats, of a sum its scores without a unit (larger = more ID), with shape
+            :math:`(B)`.
         """
 
     def get(self) -> Mapping[str, Any]:

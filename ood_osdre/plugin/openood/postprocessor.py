@@ -1,4 +1,4 @@
-r"""OpenOOD's postprocessor: :class:`OSDREPostprocessor`, `conf` = log-ratio in nats.
+r"""OpenOOD's postprocessor: :class:`OSDREPostprocessor`, `conf` = log-ratio in nats, or a sum's score.
 
 Contract of the host: `setup` is called once, before anything is scored and before the host puts
 the network in evaluation mode; `postprocess` gives `(pred, conf)`, larger `conf` = more ID;
@@ -111,8 +111,8 @@ class OSDREPostprocessor(Base):
             data: The images, preprocessed by the host, with shape :math:`(B, C, H, W)`.
 
         Returns:
-            The predicted classes and the log-ratios in nats (larger = more ID), both with shape
-            :math:`(B)`.
+            The predicted classes and the log-ratios in nats, of a sum its scores without a unit
+            (larger = more ID), both with shape :math:`(B)`.
 
         Raises:
             UserError: If the network or the images are not what the mode needs.
@@ -138,8 +138,8 @@ class OSDREPostprocessor(Base):
             progress: Whether to show a progress bar.
 
         Returns:
-            The predicted classes, the log-ratios in nats (larger = more ID) and the labels, each
-            with shape :math:`(N)`.
+            The predicted classes, what :meth:`postprocess` gives (larger = more ID) and the labels,
+            each with shape :math:`(N)`.
 
         Raises:
             UserError: If there are no images, a batch is none of the host's, or a score is NaN or
