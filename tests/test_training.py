@@ -126,7 +126,7 @@ def test_the_best_validation_is_kept_and_written(tmp_path: Path) -> None:
         seen.append({k: v.clone() for k, v in ratio.state_dict().items()})
         return {"val_auroc": next(scripted)}
 
-    trainer.validate = script
+    trainer.validate, trainer.select = script, "val_auroc"
     outcome = trainer.run(progress=False)
 
     assert [h["val_auroc"] for h in outcome.history] == [0.3, 0.9, 0.5]
