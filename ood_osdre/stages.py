@@ -116,8 +116,7 @@ def _train_sum(
     preprocess = Preprocess(manifest.mean, manifest.std, device)
     # Before anything is trained.
     given = {s: read_member(s, config, device) for s in options.together if s not in members}
-    classes = int(data.id_train.labels.max()) + 1
-    check_addends(given, options.parts, _metadata(alone, data, classes, preprocess))
+    check_addends(given, options.parts, _metadata(alone, data, preprocess))
     own, outcome, rule = _train(alone, data, device, stage)
     trained = {OWN: own}
     for i, source in enumerate(options.together if outcome.finished else (), start=1):
@@ -163,11 +162,10 @@ def _train_network(
     torch.manual_seed(options.seed)
     # Batches have one shape, for which the fastest convolution is worth finding.
     torch.backends.cudnn.benchmark = True
-    classes = int(data.id_train.labels.max()) + 1
     reference, _ = data.split_reference()
     id_train, _ = hold_out_id(data.id_train, config.data.hold_out_id)
-    metadata = _metadata(config, data, classes, preprocess)
-    model = build_ratio(config, classes).to(device)
+    metadata = _metadata(config, data, preprocess)
+    model = build_ratio(config, data.classes).to(device)
     check_neighbours(model, id_train)
     fitted = fit(
         model,
@@ -189,15 +187,14 @@ def _train_head(
     config: Config, head: HeadConfig, data: BenchmarkData, device: torch.device, stage: Stage
 ) -> Trained:
     r"""Trains a classifier, unless one is given, and a head on it; returns as above."""
-    started, classes = time.monotonic(), int(data.id_train.labels.max()) + 1
-    manifest = data.manifest
+    started, manifest = time.monotonic(), data.manifest
     if config.classifier is None:
         torch.manual_seed(config.training.seed)
-        untrained = build_ratio(config, classes)
+        untrained = build_ratio(config, data.classes)
         assert isinstance(untrained, Classifier)
         given = GivenClassifier(untrained, config.network.to_dict())
     else:
-        given = read_classifier(config.classifier, config, classes, manifest.size)
+        given = read_classifier(config.classifier, config, data.classes, manifest.size)
     images = HeadData(config, head, data)
     images.check(given.model)
     rule, outcome = f"given: {config.classifier}", Outcome()
@@ -216,7 +213,7 @@ def _train_head(
     mean, std = given.statistics or (manifest.mean, manifest.std)
     preprocess = Preprocess(mean, std, device)
     classifier = given.model.to(device).eval()
-    metadata = _metadata(config, data, classes, preprocess)
+    metadata = _metadata(config, data, preprocess)
     known = {"run": metadata, "classifier": NetworkDigest.of(classifier).digest}
     before = time.monotonic()
     features, stopped = images.features(classifier, preprocess, stage.progress)
@@ -343,8 +340,6 @@ def _names(trained: Sequence[TrainedModel]) -> list[str]:
     ]
 
 
-def _metadata(
-    config: Config, data: BenchmarkData, classes: int, preprocess: Preprocess
-) -> dict[str, Any]:
+def _metadata(config: Config, data: BenchmarkData, preprocess: Preprocess) -> dict[str, Any]:
     facts, size = identity(data, trained=True), data.manifest.size
-    return model_metadata(config, classes, preprocess, size, data.reference_name, **facts)
+    return model_metadata(config, data.classes, preprocess, size, data.reference_name, **facts)

@@ -66,6 +66,11 @@ class BenchmarkData:
     missing: dict[str, str] = field(default_factory=dict)
 
     @property
+    def classes(self) -> int:
+        r"""The number of ID classes :math:`C`."""
+        return int(self.id_train.labels.max()) + 1
+
+    @property
     def absent(self) -> list[str]:
         r"""The near and far sets that are not (wholly) present."""
         return list(self.missing)

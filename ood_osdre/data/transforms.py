@@ -88,6 +88,10 @@ class Preprocess(Standardiser):
     def normalise(self, x: Tensor) -> Tensor:  # noqa: D102
         return (x - self.mean[:, None, None]) / self.std[:, None, None]
 
+    def denormalise(self, x: Tensor) -> Tensor:
+        r"""Maps inputs :math:`(B, C, H, W)` back to the pixels that they are of."""
+        return x * self.std[:, None, None] + self.mean[:, None, None]
+
     def __call__(self, items: Tensor) -> Tensor:  # noqa: D102
         batch, height, width, channels = items.shape
         # Whole rows at once: a broadcast over the channels, which lie innermost, is no vector

@@ -326,7 +326,7 @@ def broadened(
         if count:
             device = images.device
             own = preprocess if preprocess.device == device else preprocess.on(device)
-            pixels = images[:count] * own.std[:, None, None] + own.mean[:, None, None]
+            pixels = own.denormalise(images[:count])
             random = Randomness(
                 step_generator(0, Stream.BATCH, index, device),
                 step_generator(0, Stream.HOST, index, "cpu"),

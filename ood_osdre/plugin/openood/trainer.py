@@ -190,7 +190,7 @@ class LoaderBatches(PixelBatches):
     def _augmented(self, images: Tensor, generator: Generator) -> Tensor:
         r"""Returns pixels in :math:`[0, 1]` of the host's images, flipped and cropped."""
         own, o = self.preprocess, self.options
-        pixels = images.to(own.device) * own.std[:, None, None] + own.mean[:, None, None]
+        pixels = own.denormalise(images.to(own.device))
         every = torch.arange(len(images), device=own.device)
         # The host does not say which image is which, so none can take turns.
         flip = o.flip != "none"
