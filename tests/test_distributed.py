@@ -101,3 +101,26 @@ def test_a_batch_is_to_be_shared_evenly(tmp_path: Path) -> None:
     done = run(tmp_path / "run", 2, "training.batch_size=7")
     assert done.returncode != 0
     assert "training.batch_size: got 7, expected a multiple of the 2 processes." in done.stderr
+
+
+FAULTS = """
+import resource, sys, torch
+from ood_osdre.training.distributed import join
+if sys.argv[1] == "joined":
+    join(torch.device("cpu"))
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.ones(2**24)  # 64 MiB, 16,384 pages
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+faults()
+print(faults())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="of glibc")
+def test_a_command_on_a_cpu_keeps_the_memory_that_it_frees() -> None:
+    def faults(mode: str) -> int:
+        command = [sys.executable, "-c", FAULTS, mode]
+        return int(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
+
+    assert faults("joined") < 100 <= faults("alone")
