@@ -37,6 +37,7 @@ from ..models import (
     Classifier,
     RatioModel,
     RepresentationRatio,
+    ShieldedBackbone,
     SummedScore,
     WhitenedRatio,
     Whitening,
@@ -264,11 +265,13 @@ def _from_run(folder: Path, config: Config, size: int) -> GivenClassifier:
             raise UserError(
                 f"classifier {folder}: got a model with {name} {found[name]}, expected {value}."
             )
-    network = then.network.to_dict()
+    network, backbone = then.network.to_dict(), holder.backbone
+    if isinstance(backbone, ShieldedBackbone):
+        network, backbone = network | {"shield": "none"}, backbone.trunk
     if isinstance(model, RepresentationRatio):
         network = metadata["representation"]["network"]
     mean, std = trained.preprocess.statistics
-    classifier = Classifier.of(holder.backbone, head)
+    classifier = Classifier.of(backbone, head)
     return GivenClassifier(classifier, network, (mean.tolist(), std.tolist()))
 
 

@@ -19,6 +19,7 @@ __all__ = [
     "RatioModel",
     "RepresentationRatio",
     "ResNetBackbone",
+    "ShieldedBackbone",
     "SpeedBackbone",
     "SummedScore",
     "TemporalBasis",
@@ -31,6 +32,7 @@ __all__ = [
     "WhitenedRatio",
     "Whitening",
     "check_inputs",
+    "class_logits",
     "classifier_features",
     "collect_features",
     "conditioning",
@@ -91,5 +93,5 @@ from .representation import (
     classifier_features,
     whitening_of,
 )
-from .speed import SpeedBackbone
+from .speed import ShieldedBackbone, SpeedBackbone, class_logits
 from .unet import CHANNELS, UNetDecoder, UNetEncoder, VectorDecoder, inverse_noise

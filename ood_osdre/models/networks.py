@@ -20,6 +20,7 @@ __all__ = [
     "QuadraticFeatures",
     "ResNetBackbone",
     "check_inputs",
+    "class_logits_of",
     "zeroed",
 ]
 
@@ -77,7 +78,9 @@ class CoefficientNetwork(nn.Module):
     Arguments:
         backbone: A module from :math:`(B, *)` to :math:`(B, F)`. If it has a method
             `feature_map` from :math:`(B, *)` to :math:`(B, F, H, W)` whose spatial mean is the
-            feature vector, the network can also return the coefficients of each cell.
+            feature vector, the network can also return the coefficients of each cell. Where it
+            has an attribute `class_features`, only as many of the features, the first, are the
+            class head's.
         features: The number of features :math:`F`.
         size: The number of coefficients :math:`K`.
         classes: The number of classes :math:`C`; 0 for no class head.
@@ -103,7 +106,8 @@ class CoefficientNetwork(nn.Module):
         self.backbone = backbone
         self.cells = cells and hasattr(backbone, "feature_map")
         self.head = zeroed(nn.Linear(features, size))
-        self.class_head = nn.Linear(features, classes) if classes else None
+        read = getattr(backbone, "class_features", features)
+        self.class_head = nn.Linear(read, classes) if classes else None
 
     def forward(self, x: Tensor) -> Coefficients:
         r"""Returns the :class:`Coefficients` of `x`, with shape :math:`(B, *)`."""
@@ -117,8 +121,7 @@ class CoefficientNetwork(nn.Module):
         return self._heads(maps.mean(dim=1), cells)
 
     def _heads(self, features: Tensor, cells: Tensor | None) -> Coefficients:
-        logits = None if self.class_head is None else self.class_head(features)
-        return Coefficients(self.head(features), cells, logits)
+        return Coefficients(self.head(features), cells, class_logits_of(self.class_head, features))
 
 
 class ResNetBackbone(nn.Module):
@@ -234,6 +237,14 @@ class QuadraticFeatures(nn.Module):
         r"""Returns the features, with shape :math:`(B, F)`, of `x`, with shape :math:`(B, d)`."""
         squares = (x**2 - 1) / math.sqrt(2)
         return torch.cat([x, squares, x[:, self.rows] * x[:, self.columns]], dim=1)
+
+
+def class_logits_of(head: nn.Linear | None, features: Tensor) -> Tensor | None:
+    r"""Returns the class logits of a head on the first of some features, all that it takes."""
+    if head is None:
+        return None
+    size = head.in_features
+    return head(features if features.shape[-1] == size else features[..., :size])
 
 
 def zeroed(layer: Affine) -> Affine:

@@ -37,7 +37,7 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from .bases import TemporalBasis
-from .networks import CoefficientNetwork, Coefficients, Prediction, zeroed
+from .networks import CoefficientNetwork, Coefficients, Prediction, class_logits_of, zeroed
 
 # A part that varies less than this, as a share of its largest value, does not: that is rounding.
 LEAST_SPREAD = 1e-6
@@ -235,8 +235,7 @@ class FoldedRatio(RatioModel):
     def outputs(self, x: Tensor) -> Prediction:
         r"""Returns the log-ratios and the class logits of inputs :math:`(B, *)`."""
         features = self.backbone(x)
-        logits = None if self.class_head is None else self.class_head(features)
-        return Prediction(self._log_ratio(features), logits)
+        return Prediction(self._log_ratio(features), class_logits_of(self.class_head, features))
 
     def log_ratio(self, x: Tensor) -> Tensor:
         r"""Returns the log-ratio, without evaluating the class head."""
@@ -268,7 +267,8 @@ class DirectRatio(FoldedRatio):
 
     def __init__(self, backbone: nn.Module, features: int, classes: int = 0) -> None:
         head = zeroed(nn.Linear(features, 1))
-        super().__init__(backbone, head, nn.Linear(features, classes) if classes else None)
+        read = getattr(backbone, "class_features", features)
+        super().__init__(backbone, head, nn.Linear(read, classes) if classes else None)
 
 
 class SummedScore(RatioModel):
