@@ -223,7 +223,7 @@ def _train_head(
         outcome = Outcome(reason=f"{stopped}, computing features", steps=head.training.steps)
         return trained, outcome, rule
     final = stage.next(HEAD, started)._asdict()
-    fitted = fit_head(head, *features, device, metadata=known, **final)
+    fitted = fit_head(head, *features, device, mixed=images.mixed, metadata=known, **final)
     whole = RepresentationRatio(classifier, fitted.model, head.layers)
     count, rank = fitted.model.whitening.shape
     part = {"network": given.network, "features": count, "rank": rank}

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ood_osdre.cli import FAILED, UNFINISHED, main, parser, read_config
-from ood_osdre.config import Config, with_seed
+from ood_osdre.config import Config, HeadConfig, with_seed
 from ood_osdre.data import BenchmarkData, load_digits_benchmark
 from ood_osdre.data.sets import hold_out_id
 from ood_osdre.data.transforms import Preprocess
@@ -39,7 +39,8 @@ from ood_osdre.plugin.openood import OSDRENet, OSDREPostprocessor
 from ood_osdre.stages import train_run
 from ood_osdre.training import checkpoint as checkpoints
 from ood_osdre.training.build import build_head
-from ood_osdre.training.run import HEAD, MODEL_FILE
+from ood_osdre.training.fit import Fit
+from ood_osdre.training.run import HEAD, MODEL_FILE, Outcome
 
 CPU = torch.device("cpu")
 NETWORK = {"width": 0.125, "depths": [1, 1, 1, 1], "stem_stride": 2}
@@ -369,7 +370,7 @@ def test_features_come_from_the_images_that_are_asked_for(
 ) -> None:
     monkeypatch.setattr("ood_osdre.training.batches.broaden", lambda x, _: torch.zeros_like(x))
     data = {**BASE["data"], "train_limit": None, "hold_out_id": 40, "broaden": 0.5, "mixture": 0.2}
-    model, shares, broadened = representation().classifier, [], []
+    model, broadened = representation().classifier, []
     preprocess = Preprocess([0.3] * 3, [0.3] * 3)
     black = classifier_features(model, preprocess(torch.zeros(1, 32, 32, 3).byte())).features
     for id_from in ("train", "held_out"):
@@ -380,11 +381,49 @@ def test_features_come_from_the_images_that_are_asked_for(
         expected = hold_out_id(digits.id_train, 40)[id_from == "held_out"]
         np.testing.assert_array_equal(images.id_images.images, expected.images)
         (x_1, x_0), stopped = images.features(model, preprocess)
-        assert (len(x_1), len(x_0), stopped) == (len(expected), 50, "")
-        shares.append(sum(bool((x == x_1).all(dim=1).any()) for x in x_0) / 50)
+        # The rest of the reference are ID images, which fit_head draws.
+        assert (len(x_1), len(x_0), images.mixed, stopped) == (len(expected), 40, 10, "")
         broadened.append(sum(bool(x.isclose(black).all()) for x in x_0) / 50)
-    assert shares == [0.2, 0.2]  # of the reference are ID images
     assert broadened == [0.5, 0.5]
+
+
+def test_id_images_in_the_reference_are_split_with_their_copies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taken = []
+
+    def fit(model: nn.Module, _: object, batches: object, *args: object, **kwargs: object) -> Fit:
+        taken.extend([batches.id_train, batches.reference])
+        return Fit(model, Outcome(finished=True))
+
+    def watch(*held: Tensor) -> Callable[[nn.Module], dict[str, float]]:
+        taken.extend(held)
+        return lambda _: {}
+
+    monkeypatch.setattr(heads, "fit", fit)
+    monkeypatch.setattr(heads, "_held_out_numbers", watch)
+    x_1, x_0 = torch.randn(100, 8), torch.randn(80, 8) + 9
+    heads.fit_head(HeadConfig(held_out=0.25), x_1, x_0, mixed=20)
+    id_held, held, id_train, train = taken
+    assert [len(x) for x in taken] == [25, 25, 75, 75]
+
+    def copies(x: Tensor, of: Tensor) -> int:
+        return int(x[:, None].isclose(of, atol=1e-4).all(dim=2).any(dim=1).sum())
+
+    assert (copies(train, id_train), copies(held, id_held)) == (15, 5)
+    assert (copies(train, id_held), copies(held, id_train)) == (0, 0)
+
+
+def test_transforms_of_the_reference_follow_the_seed(digits: BenchmarkData) -> None:
+    model, preprocess = representation().classifier, Preprocess([0.3] * 3, [0.3] * 3)
+    found = []
+    for seed in (0, 1, 1):
+        config = Config.from_mapping({**BASE, "data": {"broaden": 1.0}, "head": SMALL_HEAD})
+        images = heads.HeadData(with_seed(config, seed), config.head, digits)
+        images.reference = images.reference.subset(range(12))
+        found.append(images.features(model, preprocess)[0][1].sort(dim=0).values)
+    assert torch.equal(found[1], found[2])
+    assert not torch.allclose(found[0], found[1])
 
 
 def test_limits_and_seeds_reach_the_head(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import signal
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -99,7 +99,7 @@ class HeadData:
     r"""The images whose features a head is trained on, those that train a run without a head.
 
     They are not augmented, but a share `data.broaden` of the reference is strongly transformed, and
-    one of `data.mixture` replaced by ID images.
+    one of `data.mixture` left out, for :func:`fit_head` to put ID images in its place.
 
     Arguments:
         config: The configuration of the run.
@@ -117,7 +117,7 @@ class HeadData:
         reference, _ = data.split_reference()
         limit = options.reference_limit or options.train_limit
         self.reference = limited(reference, limit, self.seed)
-        # How many of the reference are replaced by ID images.
+        #: How many of the reference are to be replaced by ID images.
         self.mixed = round(options.mixture * len(self.reference))
 
     def check(self, classifier: Classifier) -> None:
@@ -172,10 +172,6 @@ class HeadData:
                 if stopped:
                     return (torch.empty(0), torch.empty(0)), stopped
         x_1, x_0 = (torch.cat(side) for side in parts)
-        if self.mixed:
-            random = step_generator(self.seed, Stream.SPLIT, 3, "cpu")
-            drawn = torch.randint(len(x_1), (self.mixed,), generator=random)
-            x_0 = torch.cat([x_0, x_1[drawn]])
         return (x_1, x_0), stopped
 
     def _inputs(self, preprocess: Standardiser) -> tuple[Iterator[Tensor], Iterator[Tensor]]:
@@ -194,7 +190,7 @@ class HeadData:
             assert isinstance(preprocess, Preprocess)
             # A share of all, those replaced included.
             share = self.options.broaden * count / max(len(order), 1)
-            reference = broadened(reference, preprocess, share)
+            reference = broadened(reference, preprocess, share, self.seed)
         return batches(self.id_images, np.arange(len(self.id_images))), reference
 
 
@@ -204,6 +200,7 @@ def fit_head(
     reference_features: Tensor,
     device: torch.device | str = "cpu",
     *,
+    mixed: int = 0,
     folder: Path | None = None,
     metadata: Mapping[str, Any] | None = None,
     time_budget: float | None = None,
@@ -217,6 +214,8 @@ def fit_head(
         id_features: The features of ID data, with shape :math:`(N, F)`.
         reference_features: The features of reference data, with shape :math:`(M, F)`.
         device: Where to train.
+        mixed: The number of ID features that join the reference, drawn after both sets are split, so
+            that none stands on both sides.
         folder: The folder of checkpoints, the whitening among them, and log; None writes nothing.
         metadata: What tells this run from others.
         time_budget: The number of seconds after which to save and stop.
@@ -230,11 +229,14 @@ def fit_head(
     """
     x_1 = check_features(id_features, None, "ID features").cpu()
     x_0 = check_features(reference_features, x_1.shape[1], "reference features").cpu()
-    whitening = _whitening(head, x_1, x_0, folder, metadata, resume).to(device)
     seed, training = head.training.seed, head.training
+    id_rows, rows = (_split(len(x), head.held_out, seed, i) for i, x in enumerate((x_1, x_0)))
+    if mixed:
+        x_0, rows = _mixed(x_1, x_0, id_rows, rows, mixed, seed)
+    whitening = _whitening(head, x_1, x_0, folder, metadata, resume).to(device)
     with torch.no_grad():
-        id_train, id_held = _split(whitening(x_1.to(device)), head.held_out, seed, 0)
-        train, held = _split(whitening(x_0.to(device)), head.held_out, seed, 1)
+        id_train, id_held = _taken(whitening(x_1.to(device)), id_rows)
+        train, held = _taken(whitening(x_0.to(device)), rows)
     validate = None
     if len(id_held) and len(held):
         validate = _held_out_numbers(id_held, held)
@@ -289,11 +291,35 @@ def _whitening(
     return whitening
 
 
-def _split(x: Tensor, share: float, seed: int, which: int) -> tuple[Tensor, Tensor]:
-    count = math.ceil(share * len(x)) if len(x) >= SMALLEST else 0
-    order = torch.randperm(len(x), generator=step_generator(seed, Stream.SPLIT, which, "cpu"))
-    order = order.to(x.device)
-    return x[order[count:]], x[order[:count]]
+# The rows that are trained on and those that are held out.
+Rows: TypeAlias = tuple[Tensor, Tensor]
+
+
+def _split(size: int, share: float, seed: int, which: int) -> Rows:
+    count = math.ceil(share * size) if size >= SMALLEST else 0
+    order = torch.randperm(size, generator=step_generator(seed, Stream.SPLIT, which, "cpu"))
+    return order[count:], order[:count]
+
+
+def _taken(x: Tensor, rows: Rows) -> Rows:
+    train, held = (x[part.to(x.device)] for part in rows)
+    return train, held
+
+
+def _mixed(
+    x_1: Tensor, x_0: Tensor, id_rows: Rows, rows: Rows, mixed: int, seed: int
+) -> tuple[Tensor, Rows]:
+    r"""Returns the reference with ID vectors at its end, each part with those of the same ID part."""
+    random = step_generator(seed, Stream.SPLIT, 3, "cpu")
+    held = round(mixed * len(rows[1]) / len(x_0)) if len(id_rows[1]) else 0
+    counts = mixed - held, held
+    drawn = [
+        part[torch.randint(len(part), (count,), generator=random)] if count else part[:0]
+        for part, count in zip(id_rows, counts, strict=True)
+    ]
+    own = torch.arange(len(x_0), len(x_0) + mixed).split(counts)
+    train, other = (torch.cat(pair) for pair in zip(rows, own, strict=True))
+    return torch.cat([x_0, x_1[torch.cat(drawn)]]), (train, other)
 
 
 def _held_out_numbers(x_1: Tensor, x_0: Tensor) -> Callable[[RatioModel], dict[str, float]]:

@@ -306,7 +306,7 @@ SHARE = 0.33
 
 
 def broadened(
-    batches: Iterable[Tensor], preprocess: Preprocess, share: float = SHARE
+    batches: Iterable[Tensor], preprocess: Preprocess, share: float = SHARE, seed: int = 0
 ) -> Iterator[Tensor]:
     r"""Yields the batches with a share of the images of each strongly transformed.
 
@@ -314,6 +314,7 @@ def broadened(
         batches: Preprocessed images, each batch with shape :math:`(B, 3, H, W)`.
         preprocess: The statistics by which they were normalised.
         share: The share of each batch, the first of its images.
+        seed: The seed of the transforms.
 
     Example:
         >>> reference = torch.zeros(4, 3, 8, 8), torch.zeros(2, 3, 8, 8)
@@ -328,8 +329,8 @@ def broadened(
             own = preprocess if preprocess.device == device else preprocess.on(device)
             pixels = own.denormalise(images[:count])
             random = Randomness(
-                step_generator(0, Stream.BATCH, index, device),
-                step_generator(0, Stream.HOST, index, "cpu"),
+                step_generator(seed, Stream.BATCH, index, device),
+                step_generator(seed, Stream.HOST, index, "cpu"),
             )
             changed = own.normalise(broaden(pixels.clamp(0, 1), random))
             images = torch.cat([changed.to(images.dtype), images[count:]])
