@@ -2,10 +2,12 @@ r"""Writes the lists of references of which a share comes from the ID data's own
 
     python benchmarks/share_lists.py --data-root DIR [--out runs/lists]
 
-For CIFAR-10. Each list has as many images as TinyImageNet's part of `tiny_reference`: a share from
-CIFAR-100, evenly from the classes that `tiny_reference` holds, the others evenly from every second
-class of `tin_reference`. The images of a smaller share are among those of a larger one. The study
-`share_pixels` trains with them.
+For CIFAR-10. Each list begins with as many images as CIFAR-100's part of `tiny_reference`, 25,000: a
+share of them from CIFAR-100, evenly from the classes that `tiny_reference` holds, the others evenly
+from every second class of `tin_reference`. The images of a smaller share are among those of a larger
+one. All lists end with the same 1,000 images, evenly from the other classes of `tin_reference`: the
+studies `share_pixels` and `share_heads` train on the others and hold these out
+(`data.hold_out_reference=1000`).
 """
 
 import argparse
@@ -19,6 +21,8 @@ from ood_osdre.errors import UserError, exit_status
 from ood_osdre.files import write_text_atomic
 
 SHARES = (0, 5, 20, 50, 100)
+# Of each class that is held out, in percent: 20 of the 500 images.
+HELD = 4
 OWN, OTHER = "train_tiny_reference.txt", "train_tin_reference.txt"
 
 
@@ -62,11 +66,13 @@ def run(args: argparse.Namespace) -> int:
     require_writable(args.out)
     folder = args.data_root / "benchmark_imglist" / "cifar10"
     own, other = classes(folder / OWN, "cifar100"), classes(folder / OTHER, "tin")
-    other = {name: other[name] for name in sorted(other)[::2]}
+    names = sorted(other)
+    held = take({name: other[name] for name in names[1::2]}, HELD)
+    other = {name: other[name] for name in names[::2]}
     for share in SHARES:
         lines = [*take(own, share), *take(other, 100 - share)]
-        write_text_atomic(args.out / f"share_{share:03d}.txt", "\n".join(lines) + "\n")
-        print(f"share_{share:03d}.txt: {len(lines):,} images")
+        write_text_atomic(args.out / f"share_{share:03d}.txt", "\n".join([*lines, *held]) + "\n")
+        print(f"share_{share:03d}.txt: {len(lines):,} images to train, {len(held):,} held out")
     return 0
 
 

@@ -4,12 +4,15 @@ Everything is in percent, but for calibration, which is in nats, and times, whic
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 from records import Run
 from scipy import stats
 from studies import Study
+
+from ood_osdre.evaluation.tables import HELD
 
 #: A column: its value for a run.
 Column: TypeAlias = Callable[[Run], float]
@@ -206,6 +209,7 @@ def overview(study: Study, runs: Sequence[Run], name: str = "AUROC") -> str:
         name: The metric.
     """
     settings = dict.fromkeys((run.id, run.benchmark, run.reference) for run in runs)
+    by_path = {Path(r).stem for r in study.references if r is not None and Path(r).suffix}
     texts = []
     for setting in settings:
         own = [run for run in runs if (run.id, run.benchmark, run.reference) == setting]
@@ -221,5 +225,8 @@ def overview(study: Study, runs: Sequence[Run], name: str = "AUROC") -> str:
             "seconds": lambda run: run.score_seconds,
         }
         what = f"{name} in percent: {setting[0]}, {setting[1]}, reference {setting[2]}"
+        if HELD in columns and setting[2] in by_path:
+            what += ", given by path: nearood counts near sets whole, whatever it holds of their "
+            what += f"classes; {HELD} the parts that no reference of the manifest holds"
         texts.append(f"{what}\n\n{means(rows_of(study, own), columns)}")
     return "\n".join(texts)

@@ -193,7 +193,6 @@ def evaluate_checkpoint(args: argparse.Namespace) -> "MetricsTable":
     r"""Evaluates the model of a run folder, with the configuration it was trained with."""
     refuse_training_options(args)
     device = pick_device(args.device)
-
     from .data import load_benchmark
     from .detectors import load_scorer
     from .runs import changes_sum, evaluate_run, scorer_of
@@ -310,7 +309,8 @@ def read_config(args: argparse.Namespace, name: str) -> Config:
 def members_of(args: argparse.Namespace, config: Config) -> dict[str, Config]:
     r"""Returns the configurations that `evaluation.together` names, on the run's data."""
     shared = [(key, getattr(config, key)) for key in ("id", "benchmark", "reference")]
-    shared += [("data.hold_out_id", held)] if (held := config.data.hold_out_id) else []
+    held = "hold_out_id", "hold_out_reference"
+    shared += [(f"data.{key}", value) for key in held if (value := getattr(config.data, key))]
     members, parts = {}, config.evaluation.parts
     for source in config.evaluation.together:
         if source not in names("configs") and not source.endswith((".yml", ".yaml")):

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from .config import Config
-from .data import BenchmarkData
+from .data import BenchmarkData, Manifest
 from .data.sets import hold_out_id
 from .detectors import Scorer, TrainedModel, read_model
 from .errors import UserError
@@ -22,7 +22,7 @@ from .evaluation.evaluate import evaluate_benchmark, scoring_model
 from .evaluation.plots import draw_scores
 from .evaluation.records import RunRecord, differences, identity, read_record
 from .evaluation.scores import Scores, read_scores, write_scores
-from .evaluation.tables import MetricsTable
+from .evaluation.tables import HELD, MetricsTable
 from .files import write_text_atomic
 from .models import SummedScore
 from .options import flat
@@ -190,6 +190,21 @@ def _members(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return {source: digest or member["config"] for source, member, digest in found}
 
 
+def _remark(manifest: Manifest, reference: str | None) -> str:
+    r"""Returns what a reader has to know of a benchmark, and of a reference that it does not know."""
+    remark = " ".join(manifest.note.split())
+    if reference is None or reference in {s.name for s in manifest.role("reference")}:
+        return remark
+    wholes = ", ".join(dict.fromkeys(manifest.parts.values()))
+    further = (
+        f"What {reference}, a reference given by path, holds of the classes of {wholes} is not "
+    )
+    further += (
+        f"known: nearood counts all of it, {HELD} its part that no reference of the manifest has."
+    )
+    return f"{remark} {further}".strip() if wholes else remark
+
+
 def _table(
     scores: Scores,
     data: BenchmarkData,
@@ -216,7 +231,7 @@ def _table(
         counts=scores.counts(),
         steps=steps,
         reference=reference,
-        remark=" ".join(manifest.note.split()),
+        remark=_remark(manifest, reference),
         addends=addends,
         **of_sets,
         **facts,

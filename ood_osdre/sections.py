@@ -209,6 +209,8 @@ class DataConfig(Options):
         hold_out_id: The number of a benchmark's ID training images that are left out of training,
             the same for every seed; `val_accuracy` is then theirs, for choices that must not see
             the test split. Of a final run 0.
+        hold_out_reference: The number of images at the end of a benchmark's reference that validate
+            in place of ten of its classes, or of a tenth; null for those.
     """
 
     flip: Literal["none", "random", "alternating"] = "random"
@@ -219,6 +221,7 @@ class DataConfig(Options):
     reference_limit: Count | None = None
     val_limit: Count | None = None
     hold_out_id: Natural = 0
+    hold_out_reference: Count | None = None
 
     def _conflicts(self) -> Iterator[str]:
         if self.broaden + self.mixture > 1:
@@ -276,11 +279,7 @@ class TrainingConfig(Options):
 
     @classmethod
     def short(cls, steps: int) -> "TrainingConfig":
-        r"""Returns a training of vectors from memory: single precision, validated 20 times.
-
-        Arguments:
-            steps: The number of steps.
-        """
+        r"""Returns a training of vectors from memory: single precision, validated 20 times."""
         twentieth = max(steps // 20, 1)
         return cls(
             steps=steps,

@@ -162,7 +162,7 @@ def _train_network(
     torch.manual_seed(options.seed)
     # Batches have one shape, for which the fastest convolution is worth finding.
     torch.backends.cudnn.benchmark = True
-    reference, _ = data.split_reference()
+    reference, _ = data.split_reference(config.data.hold_out_reference)
     id_train, _ = hold_out_id(data.id_train, config.data.hold_out_id)
     metadata = _metadata(config, data, preprocess)
     model = build_ratio(config, data.classes).to(device)

@@ -455,9 +455,10 @@ def test_vectors_need_a_network_for_vectors() -> None:
 
 
 def test_a_fit_holds_out_for_itself() -> None:
-    detector = OneStepDetector("digits", data__hold_out_id=2, **SMALL)
-    with pytest.raises(UserError, match=r"data\.hold_out_id: got 2, expected 0"):
-        detector.fit(ID, REFERENCE)
+    for key, default in (("hold_out_id", "0"), ("hold_out_reference", "null")):
+        detector = OneStepDetector("digits", **{f"data__{key}": 2}, **SMALL)
+        with pytest.raises(UserError, match=rf"data\.{key}: got 2, expected {default}"):
+            detector.fit(ID, REFERENCE)
 
 
 def test_methods_come_in_order() -> None:

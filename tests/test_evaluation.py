@@ -12,7 +12,7 @@ import torch
 
 from ood_osdre import runs, stages
 from ood_osdre.config import Config
-from ood_osdre.data import BenchmarkData, load_digits_benchmark
+from ood_osdre.data import BenchmarkData, load_digits_benchmark, load_manifest
 from ood_osdre.data.sets import hold_out_id
 from ood_osdre.data.transforms import Preprocess
 from ood_osdre.detectors.scorer import Scorer, load_scorer
@@ -279,6 +279,35 @@ def test_held_out_id_images_train_nothing_and_are_those_whose_accuracy_is_told(
 
     with pytest.raises(UserError, match=f"hold_out_id: got {size}, expected less than {size}"):
         hold_out_id(digits.id_train, size)
+
+
+def test_the_end_of_a_reference_validates_where_that_is_asked_for(
+    digits: BenchmarkData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size, names = len(digits.reference), digits.reference.names
+    train, last = digits.split_reference(7)
+    assert (train.names, last.names) == (names[:-7], names[-7:])
+    with pytest.raises(UserError, match=f"hold_out_reference: got {size}, expected less than"):
+        digits.split_reference(size)
+    seen = []
+    monkeypatch.setattr(
+        stages, "fit", lambda m, o, batches, *a, **k: seen.append(batches) or 1 / 0
+    )
+    config = CONFIG.replace(data=CONFIG.data.replace(hold_out_reference=7, reference_limit=None))
+    validation = Validation.of(config, digits, Preprocess([0.5] * 3, [0.5] * 3))
+    np.testing.assert_array_equal(validation.near["near"], last.images)
+    with pytest.raises(ZeroDivisionError):
+        train_run(config, digits, Path("unused"), CPU, progress=False)
+    assert len(seen[0].reference_images) == size - 7
+
+
+def test_a_table_says_what_is_not_known_of_a_reference_given_by_path() -> None:
+    manifest = load_manifest("openood_subset", "cifar10")
+    known, unknown = (runs._remark(manifest, name) for name in ("tin_reference", "share_050"))
+    assert unknown.startswith(f"{known} What share_050, a reference given by path, holds")
+    assert "classes of cifar100 is not known: nearood counts all of it, near_held" in unknown
+    digits = load_manifest("digits", "digits")  # no near set is a part of another
+    assert runs._remark(digits, "share_050") == runs._remark(digits, None)
 
 
 def test_a_run_leaves_its_folder_and_the_model_scores_alike(

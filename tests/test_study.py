@@ -389,6 +389,20 @@ def test_every_study_has_valid_options() -> None:
                 config_of(job, further)
 
 
+def test_a_reference_given_by_path_is_remarked_on() -> None:
+    import study_tables as tables
+    from studies import Study
+
+    study = Study.of(
+        {**STUDY, "references": ["own", "lists/other.txt"], "methods": {"a": {}}}, "t"
+    )
+    near = {"metrics": {"nearood": {"AUROC": 50.0}, "near_held": {"AUROC": 60.0}}}
+    runs = [run_of("a", 0, 0.5, reference=name, **near) for name in ("own", "other")]
+    own, other = tables.overview(study, runs).split("AUROC in percent: ")[1:]
+    assert "given by path" not in own
+    assert other.startswith("i, m, reference other, given by path: nearood counts near sets whole")
+
+
 @pytest.mark.slow
 def test_a_killed_study_goes_on_to_the_lines_of_one_that_was_not(
     tmp_path: Path, benchmarks: Path

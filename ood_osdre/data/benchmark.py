@@ -82,11 +82,11 @@ class BenchmarkData:
             for role in ("near", "far")
         }
 
-    def split_reference(self) -> tuple[ImageSet, ImageSet]:
-        r"""Holds out the classes that the manifest names, as :func:`hold_out_reference` does."""
+    def split_reference(self, last: int | None = None) -> tuple[ImageSet, ImageSet]:
+        r"""Holds out the last images, or the manifest's classes, see :func:`hold_out_reference`."""
         groups = set(self.reference.groups)
         held = [c for c in self.manifest.hold_out if c in groups]
-        return hold_out_reference(self.reference, held or 10)
+        return hold_out_reference(self.reference, held or 10, last=last)
 
 
 def choose_benchmark(

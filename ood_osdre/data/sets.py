@@ -138,6 +138,7 @@ def hold_out_reference(
     classes: int | Sequence[str] = 10,
     fraction: float = 0.1,
     seed: int = 0,
+    last: int | None = None,
 ) -> tuple[ImageSet, ImageSet]:
     r"""Splits a reference into a part for training and a part for validation.
 
@@ -146,6 +147,8 @@ def hold_out_reference(
         classes: The names of classes to hold out; or how many, if there are twice as many.
         fraction: Else the fraction of images to hold out.
         seed: The seed of the split.
+        last: How many images to hold out, the last ones, in place of classes or a fraction: the
+            option `data.hold_out_reference`; None for those.
 
     Returns:
         The images for training and for validation.
@@ -153,6 +156,14 @@ def hold_out_reference(
     Raises:
         UserError: If a class is unknown, or one part would have no images.
     """
+    if last is not None:
+        if last >= (size := len(reference)):
+            raise UserError(
+                f"data.hold_out_reference: got {last}, expected less than {size}, the number of "
+                "reference images."
+            )
+        rows = np.arange(size)
+        return reference.subset(rows[:-last]), reference.subset(rows[-last:])
     rng = np.random.default_rng(seed)
     groups = np.asarray(reference.groups)
     names = sorted(set(groups.tolist()) - {""})

@@ -91,11 +91,12 @@ def prepare(
             f"fit: got ID data of shape {id_shape} and a reference of shape {reference_shape}, "
             "expected items of one shape, at least 2 of each: some train, some validate."
         )
-    if config.data.hold_out_id:
-        raise UserError(
-            f"data.hold_out_id: got {config.data.hold_out_id}, expected 0: it is for a benchmark's "
-            "runs; a fit holds a tenth out."
-        )
+    for key, default in (("hold_out_id", "0"), ("hold_out_reference", "null")):
+        if value := getattr(config.data, key):
+            raise UserError(
+                f"data.{key}: got {value}, expected {default}: it is for a benchmark's runs; a fit "
+                "holds a tenth out."
+            )
     classes = _count_classes(id_data)
     if not classes:
         # Nothing could train a class head.

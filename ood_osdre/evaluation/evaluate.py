@@ -175,7 +175,7 @@ class Validation:
             )
         return cls(
             data.id_val,
-            data.split_reference()[1],
+            data.split_reference(config.data.hold_out_reference)[1],
             preprocess,
             options.batch_size,
             config.data.val_limit,
