@@ -86,7 +86,7 @@ class Run(Options):
     def value(self, key: str) -> float:
         r"""Returns a validation number in percent, or in nats; NaN where there is none."""
         value = self.validation.get(key, np.nan)
-        return value if key.startswith("val_log_mass") else 100 * value
+        return value if "_log_mass_" in key else 100 * value
 
     def metric(self, row: str, name: str = "AUROC") -> float:
         r"""Returns a metric of a set or of a group's mean, in percent; NaN where there is none."""

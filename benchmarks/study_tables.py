@@ -69,6 +69,18 @@ def metric(row: str, name: str = "AUROC") -> Column:
     return lambda run: run.metric(row, name)
 
 
+#: What of a head's calibration is known on images held out of the two sets that it was trained on.
+CALIBRATION: dict[str, Column] = {
+    f"{title}{suffix}": validation(f"{part}_{key}")
+    for part, suffix in (("held_out", ""), ("held_out_noisy", ", noisy"))
+    for title, key in (
+        ("log E_0[r]", "log_mass_0"),
+        ("log E_1[1/r]", "log_mass_1"),
+        ("posterior error", "posterior_error"),
+    )
+}
+
+
 def rows_of(study: Study, runs: Sequence[Run], group: str | None = None) -> dict[str, list[Run]]:
     r"""Returns the runs of each method and variant that has some, as the study lists them.
 
@@ -229,4 +241,11 @@ def overview(study: Study, runs: Sequence[Run], name: str = "AUROC") -> str:
             what += ", given by path: nearood counts near sets whole, whatever it holds of their "
             what += f"classes; {HELD} the parts that no reference of the manifest holds"
         texts.append(f"{what}\n\n{means(rows_of(study, own), columns)}")
+        heads = rows_of(study, [run for run in own if "held_out_log_mass_0" in run.validation])
+        if heads:
+            what = (
+                "Calibration on held-out images of the same two sets, at the head's rank, in nats"
+            )
+            what += " (posterior error in percent); noisy: as the path dequantises its ends"
+            texts.append(f"{what}\n\n{means(heads, CALIBRATION, digits=2)}")
     return "\n".join(texts)

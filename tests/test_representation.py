@@ -19,7 +19,7 @@ from ood_osdre.config import Config, HeadConfig, with_seed
 from ood_osdre.data import BenchmarkData, load_digits_benchmark
 from ood_osdre.data.sets import hold_out_id
 from ood_osdre.data.transforms import Preprocess
-from ood_osdre.detectors import Scorer, TrainedModel, load_scorer, read_classifier
+from ood_osdre.detectors import Scorer, TrainedModel, head_data, load_scorer, read_classifier
 from ood_osdre.detectors import feature_head as heads
 from ood_osdre.errors import UserError
 from ood_osdre.evaluation.evaluate import Validation
@@ -209,14 +209,14 @@ def test_every_stage_stops_for_the_budget_and_resumes_to_the_same_weights(
 def interrupting(monkeypatch: pytest.MonkeyPatch, where: str, act: Callable[[], object]) -> None:
     r"""Lets something happen at the second batch of features, or at the third step of the head."""
     if where == "features":
-        held, calls = heads.classifier_features, iter(range(1000))
+        held, calls = head_data.classifier_features, iter(range(1000))
 
         def features(*args: object) -> object:
             if next(calls) == 2:  # the first looks at zeros, before anything is trained
                 act()
             return held(*args)
 
-        monkeypatch.setattr(heads, "classifier_features", features)
+        monkeypatch.setattr(head_data, "classifier_features", features)
         return
     pairs = heads.VectorBatches.pairs
 
@@ -377,7 +377,7 @@ def test_features_come_from_the_images_that_are_asked_for(
         head = {**SMALL_HEAD, "id_from": id_from}
         batches = {"batch_size": 8}
         config = Config.from_mapping({**BASE, "data": data, "head": head, "evaluation": batches})
-        images = heads.HeadData(config, config.head, digits)
+        images = head_data.HeadData(config, config.head, digits)
         expected = hold_out_id(digits.id_train, 40)[id_from == "held_out"]
         np.testing.assert_array_equal(images.id_images.images, expected.images)
         (x_1, x_0), stopped = images.features(model, preprocess)
@@ -404,8 +404,8 @@ def test_id_images_in_the_reference_are_split_with_their_copies(
     monkeypatch.setattr(heads, "_held_out_numbers", watch)
     x_1, x_0 = torch.randn(100, 8), torch.randn(80, 8) + 9
     heads.fit_head(HeadConfig(held_out=0.25), x_1, x_0, mixed=20)
-    id_held, held, id_train, train = taken
-    assert [len(x) for x in taken] == [25, 25, 75, 75]
+    id_held, held, id_train, train = taken[:4]
+    assert [len(x) for x in taken[:4]] == [25, 25, 75, 75]
 
     def copies(x: Tensor, of: Tensor) -> int:
         return int(x[:, None].isclose(of, atol=1e-4).all(dim=2).any(dim=1).sum())
@@ -414,12 +414,43 @@ def test_id_images_in_the_reference_are_split_with_their_copies(
     assert (copies(train, id_held), copies(held, id_train)) == (0, 0)
 
 
+def test_a_head_is_calibrated_on_what_it_was_not_trained_on_as_its_objective_sees_it() -> None:
+    r"""Of N(0.6, 1) and N(-0.6, 1) the log-ratio is 1.2 x; with noise of variance eps less steep."""
+    eps, m = 0.25, 0.6
+    torch.manual_seed(0)
+    x_1, x_0 = torch.randn(100_000, 1) + m, torch.randn(100_000, 1) - m
+    head = HeadConfig.of({**SMALL_HEAD, "rank": None, "path": {"eps": eps}}, "head")
+    noisy = heads._dequantised(head, x_1, x_0)
+    clean = [nn.Linear(1, 1, bias=False) for _ in "ab"]
+    for layer, slope in zip(clean, (2 * m, 2 * m / (1 + eps)), strict=True):
+        nn.init.constant_(layer.weight, slope)
+    steep, flat = (FoldedRatio(nn.Identity(), layer) for layer in clean)
+    for ratio, ends, mass in (
+        (steep, (x_1, x_0), 0.0),
+        (flat, noisy, 0.0),
+        (steep, noisy, 2 * m * m * eps),  # log E exp(2 m w), w ~ N(-m, 1 + eps)
+    ):
+        numbers = heads._held_out_numbers(*ends, "x")(ratio)
+        assert numbers["x_log_mass_0"] == pytest.approx(mass, abs=0.03)
+        assert numbers["x_log_mass_1"] == pytest.approx(mass, abs=0.03)
+    both = ["held_out", "held_out_noisy"]
+    direct = {"time_score": 0.0, "endpoint": 1.0}
+    for objective, expected in (
+        ({}, both), (direct, both), ({**direct, "endpoint_clean": True}, both[:1])
+    ):  # fmt: skip
+        told = heads.fit_head(
+            head.replace(objective=head.objective.replace(**objective)), x_1[:60], x_0[:60]
+        )
+        best = told.outcome.best
+        assert [k.removesuffix("_log_mass_0") for k in best if k.endswith("mass_0")] == expected
+
+
 def test_transforms_of_the_reference_follow_the_seed(digits: BenchmarkData) -> None:
     model, preprocess = representation().classifier, Preprocess([0.3] * 3, [0.3] * 3)
     found = []
     for seed in (0, 1, 1):
         config = Config.from_mapping({**BASE, "data": {"broaden": 1.0}, "head": SMALL_HEAD})
-        images = heads.HeadData(with_seed(config, seed), config.head, digits)
+        images = head_data.HeadData(with_seed(config, seed), config.head, digits)
         images.reference = images.reference.subset(range(12))
         found.append(images.features(model, preprocess)[0][1].sort(dim=0).values)
     assert torch.equal(found[1], found[2])

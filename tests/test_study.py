@@ -403,6 +403,21 @@ def test_a_reference_given_by_path_is_remarked_on() -> None:
     assert other.startswith("i, m, reference other, given by path: nearood counts near sets whole")
 
 
+def test_the_calibration_of_heads_is_a_table_of_its_own() -> None:
+    import study_tables as tables
+    from studies import Study
+
+    study = Study.of({**STUDY, "methods": {"a": {}, "b": {}}}, "test")
+    numbers = {"held_out_log_mass_0": 0.25, "held_out_log_mass_1": -0.5}
+    numbers |= {"held_out_posterior_error": 0.03, "held_out_noisy_log_mass_0": 1.5}
+    runs = [run_of("a", 0, 0.5, validation=numbers), run_of("b", 0, 0.5)]
+    table = tables.overview(study, runs).split("Calibration on held-out images")[1]
+    assert [line for line in table.splitlines() if line.startswith("|")][2:] == [
+        "| a | 1 | 0.25 | -0.50 | 3.00 | 1.50 | - | - |"
+    ]
+    assert "Calibration" not in tables.overview(study, runs[1:])
+
+
 @pytest.mark.slow
 def test_a_killed_study_goes_on_to_the_lines_of_one_that_was_not(
     tmp_path: Path, benchmarks: Path

@@ -13,8 +13,9 @@ __all__ = [
     "read_model",
 ]
 
-from .feature_head import HeadData, fit_head
+from .feature_head import fit_head
 from .feature_ratio import FeatureRatio
+from .head_data import HeadData
 from .one_step import OneStepDetector
 from .scorer import (
     GivenClassifier,

@@ -1,55 +1,42 @@
-r"""Training of the head on a classifier's features: the features, and a fit to two sets of them.
+r"""Training of the head on a classifier's features: a fit to two sets of them.
 
-:class:`HeadData` computes the features of a benchmark's images. :func:`fit_head` whitens features
-(:mod:`ood_osdre.models.representation`), holds a part of both sets out, and trains what
-:class:`~ood_osdre.config.HeadConfig` describes on the rest: any frame, path, schedule, objective
-and estimator.
+:func:`fit_head` whitens features (:mod:`ood_osdre.models.representation`), holds a part of both sets
+out, and trains what :class:`~ood_osdre.config.HeadConfig` describes on the rest: any frame, path,
+schedule, objective and estimator. What the features of a benchmark's images are,
+:mod:`ood_osdre.detectors.head_data` says.
 """
 
-__all__ = ["HeadData", "HeadFit", "check_features", "fit_head"]
+__all__ = ["HeadFit", "check_features", "fit_head"]
 
 import json
 import math
-import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
-from tqdm import tqdm
 
-from ..config import Config, HeadConfig
-from ..data import BenchmarkData, ImageSet
-from ..data.sets import hold_out_id
-from ..data.transforms import Preprocess, Standardise, Standardiser
+from ..config import HeadConfig
+from ..data.transforms import Standardise
 from ..errors import UserError
 from ..evaluation.calibration import ratio_calibration
 from ..evaluation.metrics import ood_metrics
 from ..models import (
-    Classifier,
     RatioModel,
     WhitenedRatio,
     Whitening,
     check_inputs,
-    classifier_features,
-    evaluating,
-    explained,
-    named_layers,
     whitening_of,
 )
 from ..training import checkpoint, distributed
-from ..training.batches import Stream, VectorBatches, broadened, limited, step_generator
-from ..training.build import build_head, prepare_objective
+from ..training.batches import Stream, VectorBatches, step_generator
+from ..training.build import build_head, build_path, prepare_objective
 from ..training.fit import fit
-from ..training.run import caught_signals
 from ..training.trainer import Outcome
 
-CHANNELS = 3
 # With fewer vectors than this on a side, none are held out.
 SMALLEST = 50
 WHITENING = "whitening"
@@ -95,105 +82,6 @@ def check_features(features: object, count: int | None, what: str = "features") 
     return check_inputs(features, (count or 1,), what)
 
 
-class HeadData:
-    r"""The images whose features a head is trained on, those that train a run without a head.
-
-    They are not augmented, but a share `data.broaden` of the reference is strongly transformed, and
-    one of `data.mixture` left out, for :func:`fit_head` to put ID images in its place.
-
-    Arguments:
-        config: The configuration of the run.
-        head: The head.
-        data: The benchmark.
-    """
-
-    def __init__(self, config: Config, head: HeadConfig, data: BenchmarkData) -> None:
-        options, self.seed = config.data, config.training.seed
-        self.options, self.head, self.size = options, head, data.manifest.size
-        self.batch_size = config.evaluation.batch_size
-        id_train, held = hold_out_id(data.id_train, options.hold_out_id)
-        id_images = held if held is not None and head.id_from == "held_out" else id_train
-        self.id_images = limited(id_images, options.train_limit, self.seed)
-        reference, _ = data.split_reference(options.hold_out_reference)
-        limit = options.reference_limit or options.train_limit
-        self.reference = limited(reference, limit, self.seed)
-        #: How many of the reference are to be replaced by ID images.
-        self.mixed = round(options.mixture * len(self.reference))
-
-    def check(self, classifier: Classifier) -> None:
-        r"""Refuses, before anything is trained, layers that are not there and ranks that cannot be.
-
-        Arguments:
-            classifier: The classifier, trained or not.
-
-        Raises:
-            UserError: If it has no layer of a name, layers give no features, or the rank is larger
-                than the number of features or not smaller than that of images.
-        """
-        head, net = self.head, classifier.backbone
-        zeros = torch.zeros(2, CHANNELS, self.size, self.size).to(next(net.parameters()))
-        with evaluating(classifier), explained(net, zeros), torch.no_grad():
-            named_layers(net, head.layers)
-            count = classifier_features(classifier, zeros, head.layers).features.shape[1]
-        images = len(self.id_images) + len(self.reference)
-        for limit, what in ((count, "features"), (images - 1, "images, but one")):
-            if head.rank is not None and head.rank > limit:
-                raise UserError(
-                    f"head.rank: got {head.rank}, expected at most {limit}, the number of {what}."
-                )
-
-    @torch.no_grad()
-    def features(
-        self, classifier: Classifier, preprocess: Standardiser, progress: bool = False
-    ) -> tuple[tuple[Tensor, Tensor], str]:
-        r"""Returns the features of ID and of reference images, and what stopped this if it did.
-
-        They are computed as scores are, in single precision and in evaluation mode. A signal stops
-        it; a time budget does not, as nothing of it is kept.
-
-        Arguments:
-            classifier: The trained classifier.
-            preprocess: The preprocessing that it was trained with.
-            progress: Whether to show a progress bar.
-        """
-        stopped = ""
-        parts: tuple[list[Tensor], list[Tensor]] = [], []
-        total = len(self.id_images) + len(self.reference) - self.mixed
-        bar = tqdm(total=total, desc="features", unit="img", disable=not progress)
-        with caught_signals() as received, bar, evaluating(classifier):
-            for side, batches in zip(parts, self._inputs(preprocess), strict=True):
-                for x in batches:
-                    given = classifier_features(classifier, x, self.head.layers)
-                    side.append(given.features.cpu())
-                    bar.update(len(x))
-                    name = signal.Signals(received[0]).name if received else ""
-                    if stopped := distributed.from_first(name):
-                        break
-                if stopped:
-                    return (torch.empty(0), torch.empty(0)), stopped
-        x_1, x_0 = (torch.cat(side) for side in parts)
-        return (x_1, x_0), stopped
-
-    def _inputs(self, preprocess: Standardiser) -> tuple[Iterator[Tensor], Iterator[Tensor]]:
-        # In random order, as the first images of each batch are broadened.
-        random = step_generator(self.seed, Stream.SPLIT, 2, "cpu")
-        count = len(self.reference)
-        order = torch.randperm(count, generator=random)[: count - self.mixed].numpy()
-
-        def batches(images: ImageSet, rows: NDArray[np.int64]) -> Iterator[Tensor]:
-            for start in range(0, len(rows), self.batch_size):
-                batch = images.images[rows[start : start + self.batch_size]]
-                yield preprocess(torch.as_tensor(np.ascontiguousarray(batch)))
-
-        reference: Iterator[Tensor] = batches(self.reference, order)
-        if self.options.broaden:
-            assert isinstance(preprocess, Preprocess)
-            # A share of all, those replaced included.
-            share = self.options.broaden * count / max(len(order), 1)
-            reference = broadened(reference, preprocess, share, self.seed)
-        return batches(self.id_images, np.arange(len(self.id_images))), reference
-
-
 def fit_head(
     head: HeadConfig,
     id_features: Tensor,
@@ -208,6 +96,10 @@ def fit_head(
     progress: bool = False,
 ) -> HeadFit:
     r"""Trains a head to the last step, or until the time budget or a signal stops it.
+
+    Its validations have numbers of the parts held out, `held_out_*`: the calibration is that on images
+    of the same two sets. Where the objective sees the path's dequantised ends, `best` has those with
+    that noise beside them, `held_out_noisy_*`.
 
     Arguments:
         head: The head.
@@ -258,6 +150,9 @@ def fit_head(
         resume=resume,
         progress=progress,
     )
+    if validate is not None and fitted.outcome.finished and _adds_noise(head):
+        noisy = _held_out_numbers(*_dequantised(head, id_held, held), "held_out_noisy")
+        fitted.outcome.best = fitted.outcome.best | noisy(fitted.model)
     return HeadFit(WhitenedRatio(whitening, fitted.model), fitted.outcome, RULES[select])
 
 
@@ -322,11 +217,27 @@ def _mixed(
     return torch.cat([x_0, x_1[torch.cat(drawn)]]), (train, other)
 
 
-def _held_out_numbers(x_1: Tensor, x_0: Tensor) -> Callable[[RatioModel], dict[str, float]]:
+def _adds_noise(head: HeadConfig) -> bool:
+    r"""Returns whether the objective sees the path's dequantised ends, and not the clean ones."""
+    objective = head.objective
+    terms = objective.conditional, objective.time_score, objective.path_difference
+    return any(terms) or not objective.endpoint_clean
+
+
+def _dequantised(head: HeadConfig, x_1: Tensor, x_0: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Returns components with the noise of the path's ends; for every head of a seed the same."""
+    random, path = step_generator(head.training.seed, Stream.SPLIT, 4, "cpu"), build_path(head)
+    z_1, z_0 = (torch.randn(x.shape, generator=random).to(x) for x in (x_1, x_0))
+    return path.end(x_1, z_1), path.start(x_0, z_0)
+
+
+def _held_out_numbers(
+    x_1: Tensor, x_0: Tensor, name: str = "held_out"
+) -> Callable[[RatioModel], dict[str, float]]:
     r"""Returns what is watched on held-out components, each side with equal weight.
 
-    `held_out` is minus the logistic end-point loss; the AUROC is a fraction, the calibration that of
-    :mod:`ood_osdre.evaluation.calibration`, at the path's rank but without its noise.
+    The number of the name itself is minus the logistic end-point loss; the AUROC is a fraction, the
+    calibration that of :mod:`ood_osdre.evaluation.calibration`, at the rank of the objective.
     """
 
     @torch.no_grad()
@@ -334,9 +245,8 @@ def _held_out_numbers(x_1: Tensor, x_0: Tensor) -> Callable[[RatioModel], dict[s
         f_1, f_0 = ratio.log_ratio(x_1), ratio.log_ratio(x_0)
         loss = F.softplus(-f_1).mean() + F.softplus(f_0).mean()
         id_scores, scores = f_1.float().cpu().numpy(), f_0.float().cpu().numpy()
-        numbers = {"held_out": -loss.item()}
-        numbers["held_out_auroc"] = ood_metrics(id_scores, scores).auroc
+        numbers = {name: -loss.item(), f"{name}_auroc": ood_metrics(id_scores, scores).auroc}
         calibration = ratio_calibration(id_scores, scores)
-        return numbers | {f"held_out_{k}": v for k, v in calibration._asdict().items()}
+        return numbers | {f"{name}_{k}": v for k, v in calibration._asdict().items()}
 
     return validate
