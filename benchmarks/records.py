@@ -6,7 +6,7 @@ the run has them, as shares of 1 or in nats, times in seconds.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -42,6 +42,8 @@ class Run(Options):
         device: The name of the device.
         threads: The number of threads, where it is known.
         train_seconds: The training time; null for a variant, which trains nothing.
+        classifier_seconds: That of the classifier below a head, where another run trained it; null
+            where it is not known.
         score_seconds: The time that scoring all test sets took.
         accuracy: The ID accuracy in percent, of a model that has one.
         parameters: The number of parameters.
@@ -64,6 +66,7 @@ class Run(Options):
     device: str | None
     threads: int | None = None
     train_seconds: float | None = None
+    classifier_seconds: float | None = None
     score_seconds: float
     accuracy: float | None = None
     parameters: int
@@ -189,6 +192,7 @@ def finished_run(folder: Path, **given: Any) -> Run:  # noqa: ANN401
             "checksums": {name: text[:16] for name, text in data["checksums"].items()},
             "device": record["device"],
             "train_seconds": record["train_seconds"],
+            "classifier_seconds": _classifier_seconds(record),
             "score_seconds": record["score_seconds"],
             "accuracy": None if results["accuracy"] is None else 100 * results["accuracy"],
             "parameters": results["parameters"],
@@ -203,6 +207,36 @@ def finished_run(folder: Path, **given: Any) -> Run:  # noqa: ANN401
             f"{folder}: not a finished run ({type(error).__name__}: {reason})."
         ) from None
     return Run.of({**values, **given}, str(folder))
+
+
+def _classifier_seconds(record: Mapping[str, Any]) -> float | None:
+    r"""Returns the training time of the run that a run's classifier is from, if it is one."""
+    path = Path(record["config"].get("classifier") or "") / "run.json"
+    if record["train_seconds"] is None or not path.is_file():
+        return None
+    seconds: float | None = record_of(path).get("train_seconds")
+    return seconds
+
+
+def training_seconds(run: Run, runs: Sequence[Run]) -> float:
+    r"""Returns the seconds that a run trained, with those of the classifier that it was given.
+
+    Arguments:
+        run: The run.
+        runs: The runs of its study: older lines lack the seconds of a classifier that is one of them.
+
+    Returns:
+        The seconds; NaN where nothing was trained, or the classifier's are not known.
+    """
+    classifier, further = run.config.get("classifier"), run.classifier_seconds
+    if classifier and further is None:
+        for other in runs:
+            same = (other.id, other.benchmark, other.seed) == (run.id, run.benchmark, run.seed)
+            if same and classifier == f"{{run:{other.method}}}":
+                further = further or other.train_seconds
+    if run.train_seconds is None or (classifier and further is None):
+        return np.nan
+    return run.train_seconds + (further or 0.0)
 
 
 def read_metrics(path: Path) -> dict[str, dict[str, float]]:

@@ -4,11 +4,12 @@ Everything is in percent, but for calibration, which is in nats, and times, whic
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
-from records import Run
+from records import Run, training_seconds
 from scipy import stats
 from studies import Study
 
@@ -215,6 +216,8 @@ def learning(rows: Rows, loss: str) -> str:
 def overview(study: Study, runs: Sequence[Run], name: str = "AUROC") -> str:
     r"""Returns a metric of every set and mean, a table for each ID data set, benchmark and reference.
 
+    The training time of a head counts that of its classifier, whichever run trained it.
+
     Arguments:
         study: The study.
         runs: Its runs.
@@ -231,9 +234,7 @@ def overview(study: Study, runs: Sequence[Run], name: str = "AUROC") -> str:
         }
         columns |= {"accuracy": lambda run: np.nan if run.accuracy is None else run.accuracy}
         columns |= {
-            "trained in (s)": lambda run: (
-                np.nan if run.train_seconds is None else run.train_seconds
-            ),
+            "trained in (s)": partial(training_seconds, runs=runs),
             "seconds": lambda run: run.score_seconds,
         }
         what = f"{name} in percent: {setting[0]}, {setting[1]}, reference {setting[2]}"

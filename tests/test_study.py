@@ -418,6 +418,32 @@ def test_the_calibration_of_heads_is_a_table_of_its_own() -> None:
     assert "Calibration" not in tables.overview(study, runs[1:])
 
 
+def test_the_training_time_of_a_head_counts_its_classifier(tmp_path: Path) -> None:
+    from records import finished_run, training_seconds
+
+    classifier = run_of("c", 1, 0.5, train_seconds=100.0)
+    variant = classifier.replace(variant="v", train_seconds=None)
+    others = [run_of("c", 0, 0.5, train_seconds=7.0), variant, classifier]
+    named, given = ({"classifier": source} for source in ("{run:c}", "runs/other/seed-1"))
+    for config, known, expected in (
+        (named, None, 101.0),  # a line of before, whose classifier is in the same study
+        (given, 50.0, 51.0),
+        (given, None, np.nan),
+        ({"classifier": None}, None, 1.0),
+    ):
+        head = run_of("h", 1, 0.5, config=config, classifier_seconds=known)
+        assert training_seconds(head, others) == pytest.approx(expected, nan_ok=True)
+    assert np.isnan(training_seconds(variant, others))
+
+    quick = Quick()
+    for name, options in (("c", []), ("h", [f"classifier={tmp_path / 'c'}"])):
+        head = ["--config", "digits_representation"]
+        quick(None, [*head, "--out", str(tmp_path / name), *options])
+    given = {"method": "h", "seed": 0, "id": "digits", "benchmark": "digits", "config": {}}
+    found = [finished_run(tmp_path / name, **given).classifier_seconds for name in ("c", "h")]
+    assert found == [None, 1.5]
+
+
 @pytest.mark.slow
 def test_a_killed_study_goes_on_to_the_lines_of_one_that_was_not(
     tmp_path: Path, benchmarks: Path
