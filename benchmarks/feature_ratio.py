@@ -142,10 +142,10 @@ def run(args: argparse.Namespace) -> int:
     heads, seconds, id_features = fit_heads(net, data, preprocess)
 
     knn = Classifier(
-        torch.nn.Identity(), net.feature_size, net.num_classes, neighbours=bench_tables.NEIGHBOURS
+        torch.nn.Identity(), net.feature_size, net.num_classes, "knn", bench_tables.NEIGHBOURS
     )
     knn.class_head = net.get_fc_layer()
-    knn.fit(id_features.split(BATCH))
+    knn.fit(id_features.split(BATCH), torch.as_tensor(data.id_train.labels))
     with torch.no_grad():
         scored_id = Scored(net, data.id_test, preprocess)
         id_scores = scored_id.scores(knn, heads)

@@ -21,6 +21,7 @@ from .data.manifests import BENCHMARKS, benchmark_names
 from .errors import FAILED, UserError, count, exit_status, number
 from .evaluation.records import read_record
 from .resources import names
+from .sections import FITTED
 from .training.run import MODEL_FILE, RECORD, RESULTS, STATES, holds, locked, refuse_existing
 
 if TYPE_CHECKING:
@@ -212,9 +213,9 @@ def evaluate_checkpoint(args: argparse.Namespace) -> "MetricsTable":
         raise UserError(f"--checkpoint {source}: trained with --id {config.id}, not {args.id}.")
     manifest = find_benchmark(args.benchmark or config.benchmark, config.id, args.data_root)
     announce(f"{manifest.title}\n  checkpoint {source}, device {device}")
-    # Nearest neighbours are those among the ID training images; parts are standardised on others.
+    # Some scores are fitted to ID training images; parts are standardised on others.
     summed = changes_sum(scorer.metadata, config)
-    training = summed or (scoring.estimator == "classifier" and config.evaluation.score == "knn")
+    training = summed or (scoring.estimator == "classifier" and config.evaluation.score in FITTED)
     reference = config.reference if training and not args.benchmark else None
     data = load_benchmark(
         manifest, args.data_root, args.cache_dir, reference, training, progress=not args.quiet
@@ -222,7 +223,6 @@ def evaluate_checkpoint(args: argparse.Namespace) -> "MetricsTable":
     scorer.check_images(data.id_test.images, f"benchmark {manifest.name}")
     if summed:
         scorer = scorer_of(args.checkpoint, config, data, device)
-
     if args.out is None:
         path = args.checkpoint.resolve()
         # A seed's folder says little without the run's.

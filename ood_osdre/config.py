@@ -35,23 +35,20 @@ TERMS = {
     "direct": ("endpoint",),
     "time_conditioned": ("conditional", "time_score"),
     "classifier": ("class_weight",),
+    "gaussians": (),
 }
 EXTRAS = {
     "one_step": ("class_weight", "outlier_exposure", "shrinkage", "path_variance"),
     "direct": ("class_weight", "outlier_exposure", "shrinkage"),
     "time_conditioned": (),
     "classifier": ("outlier_exposure",),
+    "gaussians": (),
 }
-
-# The features of an MLP of width 1.
-MLP_FEATURES = 256
+MLP_FEATURES = 256  # of an MLP of width 1
 
 
 class Trained(Options):
-    r"""What the networks of a run and the head on their features have in common: rules, factories.
-
-    It has no options of its own. :mod:`ood_osdre.training.build` reads the sections that both have.
-    """
+    r"""What the networks of a run and the head on their features have in common, but no options."""
 
     if TYPE_CHECKING:
 
@@ -92,7 +89,7 @@ class Trained(Options):
         for term in ("class_weight", "outlier_exposure"):
             if getattr(objective, term) and not self.network.classes_head:
                 yield f"objective.{term}: is on, but network.classes_head is false."
-        if not on:
+        if terms and not on:
             choices = ", ".join(terms)
             yield f"objective: no term trains estimator {estimator}, set one of {choices} above 0."
         for term in sorted({t for group in (*TERMS.values(), *EXTRAS.values()) for t in group}):
@@ -145,7 +142,9 @@ class HeadConfig(Trained):
         id_from: The ID images whose features it is trained on: those of the classifier, which has
             fitted them, or those of `data.hold_out_id`, which it has not seen.
         rank: The number of whitened principal components; null for all there are.
-        estimator: What the head is; a one-step ratio, or a baseline.
+        estimator: What the head is; a one-step ratio, or a baseline, of which `gaussians` has a closed
+            form (:mod:`ood_osdre.models.gaussians`), with terms of the objective all 0.
+        tied: Whether the Gaussians of the classes have one covariance.
         backbone: What stands between the features and the coefficients: a residual MLP, all
             squares and products, or nothing, which makes the log-ratio affine in the features.
         width: The width of the MLP.
@@ -158,7 +157,8 @@ class HeadConfig(Trained):
     layers: Annotated[tuple[Text, ...], Field(strict=False)] = ()
     id_from: Literal["train", "held_out"] = "train"
     rank: Count | None = None
-    estimator: Literal["one_step", "direct", "time_conditioned"] = "one_step"
+    estimator: Literal["one_step", "direct", "time_conditioned", "gaussians"] = "one_step"
+    tied: bool = True
     backbone: Literal["mlp", "quadratic", "linear"] = "mlp"
     width: Count = 128
     depth: Count = 3
@@ -196,13 +196,13 @@ class HeadConfig(Trained):
             yield f"objective.conditional_form: got {form}, features have no cells."
         if self.backbone != "mlp":
             for key, on in (
-                ("estimator", self.estimator == "time_conditioned"),
+                ("estimator", self.estimator in ("time_conditioned", "gaussians")),
                 ("objective.data_score", objective.data_score > 0),
             ):
                 if on:
                     yield f"{key}: expected with backbone mlp alone, got {self.backbone}."
-        if self.select != "last" and not self.held_out:
-            yield f"select: got {self.select}, expected last where held_out is 0."
+        if self.select != "last" and (not self.held_out or self.estimator == "gaussians"):
+            yield f"select: got {self.select}, expected last where held_out is 0, and of gaussians."
         yield from super()._conflicts()
 
 

@@ -215,7 +215,7 @@ def _table(
     manifest, head = data.manifest, config.head
     # A classifier that is given has been trained elsewhere.
     steps = 0 if config.classifier else config.training.steps
-    steps += 0 if head is None else head.training.steps
+    steps += 0 if head is None or head.estimator == "gaussians" else head.training.steps
     of_sets: Any = {
         "title": manifest.title,
         "absent": data.absent_by_role(),

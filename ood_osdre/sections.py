@@ -6,6 +6,7 @@ from 0, and 0 turns the term off.
 """
 
 __all__ = [
+    "FITTED",
     "BasisConfig",
     "DataConfig",
     "EvaluationConfig",
@@ -32,6 +33,8 @@ Seed: TypeAlias = Annotated[int, Field(ge=0, le=1_000_000_000)]
 WIDTH_STEP, RESNET_STAGES = 1 / 8, 4
 # The momentum of stochastic gradient descent, unless an option says another.
 MOMENTUM = 0.9
+# The scores of a classifier that ID training images are needed for.
+FITTED = ("knn", "relative_mahalanobis")
 # The score of a network by itself.
 ALONE: tuple[Literal["log_ratio", "energy"], ...] = ("log_ratio",)
 
@@ -197,8 +200,7 @@ class DataConfig(Options):
 
     Attributes:
         flip: Whether images are mirrored: never, at random, or alternating: in every other epoch,
-            from the first or from the second at random. (OpenOOD's loaders do not say which image is
-            which; there, alternating is at random.)
+            from the first or from the second at random (in OpenOOD, whose loaders name none, at random).
         crop: The padding, in pixels, of random crops; 0 for none.
         broaden: The share of the reference batch replaced by strong transforms of its images.
         mixture: The share of the reference batch replaced by ID images; with `broaden` at most 1.
@@ -207,8 +209,7 @@ class DataConfig(Options):
         val_limit: The number of validation images used of each set; null for all, but of the
             near images no more than twice as many as of the ID ones.
         hold_out_id: The number of a benchmark's ID training images that are left out of training,
-            the same for every seed; `val_accuracy` is then theirs, for choices that must not see
-            the test split. Of a final run 0.
+            the same for every seed; `val_accuracy` is then theirs. Of a final run 0.
         hold_out_reference: The number of images at the end of a benchmark's reference that validate
             in place of ten of its classes, or of a tenth; null for those.
     """
@@ -304,7 +305,7 @@ class EvaluationConfig(Options):
         evaluations: The number of network evaluations of its trapezoidal rule.
         tolerance: The tolerance of its adaptive method, relative and, in nats, absolute. Errors
             differ from batch to batch, so it has to be well below the spread of the log-ratios.
-        score: The score of a classifier.
+        score: The score of a classifier (:mod:`ood_osdre.models.baselines`).
         neighbours: The :math:`k` of its nearest-neighbour score.
         parts: What of each network is the score: its log-ratio (of a classifier its score) or its
             energy, the log-sum-exp of its class logits. Two are summed, each standardised on ID
@@ -319,7 +320,7 @@ class EvaluationConfig(Options):
     solver: Literal["trapezoid", "ode"] = "trapezoid"
     evaluations: Annotated[int, Field(ge=2)] = 10
     tolerance: Positive = 1e-3
-    score: Literal["msp", "energy", "knn"] = "msp"
+    score: Literal["msp", "energy", "knn", "relative_mahalanobis"] = "msp"
     neighbours: Count = 50
     parts: Annotated[
         tuple[Literal["log_ratio", "energy"], ...], Field(strict=False, min_length=1)
@@ -340,8 +341,8 @@ class EvaluationConfig(Options):
         for key, values in (("parts", self.parts), ("together", self.together)):
             if len(set(values)) < len(values):
                 yield f"{key}: got {', '.join(values)}, expected each once."
-        if self.is_sum and self.score == "knn":
-            yield "score: got knn, expected msp or energy where parts are summed."
+        if self.is_sum and self.score in FITTED:
+            yield f"score: got {self.score}, expected msp or energy where parts are summed."
 
     @property
     def selected_by(self) -> str | None:

@@ -36,6 +36,7 @@ from .errors import UserError
 from .evaluation.evaluate import Validation, check_neighbours, score_parts, set_solver
 from .evaluation.records import identity
 from .models import Classifier, NetworkDigest, RepresentationRatio, SummedScore
+from .sections import FITTED
 from .training import distributed
 from .training.batches import ImageBatches
 from .training.build import build_ratio, prepare_objective
@@ -223,7 +224,9 @@ def _train_head(
         outcome = Outcome(reason=f"{stopped}, computing features", steps=head.training.steps)
         return trained, outcome, rule
     final = stage.next(HEAD, started)._asdict()
-    fitted = fit_head(head, *features, device, mixed=images.mixed, metadata=known, **final)
+    fitted = fit_head(
+        head, *features, device, *images.classes, mixed=images.mixed, metadata=known, **final
+    )
     whole = RepresentationRatio(classifier, fitted.model, head.layers)
     count, rank = fitted.model.whitening.shape
     part = {"network": given.network, "features": count, "rank": rank}
@@ -302,8 +305,8 @@ def check_addends(
             fault = "is a sum itself, expected a run that sums nothing"
         elif "energy" in kinds and not _has_classes(model):
             fault = "has no class head and so no energy, expected one, or evaluation.parts without"
-        elif isinstance(model.ratio, Classifier) and model.ratio.score == "knn":
-            fault = "scores by nearest neighbours, expected evaluation.score msp or energy"
+        elif isinstance(model.ratio, Classifier) and model.ratio.score in FITTED:
+            fault = f"has evaluation.score {model.ratio.score}, expected msp or energy"
         for key, value in _facts(model.metadata).items():
             if None not in (value, expected[key]) and value != expected[key]:
                 fault = fault or f"has {key} {value}, expected {expected[key]}"

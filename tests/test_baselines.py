@@ -5,9 +5,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from sklearn.covariance import EmpiricalCovariance
 from sklearn.neighbors import NearestNeighbors
 from torch import Tensor, nn
 
+from ood_osdre.errors import UserError
 from ood_osdre.models.baselines import (
     Classifier,
     TimeConditionedMLP,
@@ -15,6 +17,7 @@ from ood_osdre.models.baselines import (
     TimeConditionedResNet,
 )
 from ood_osdre.models.bases import RBFBasis
+from ood_osdre.models.gaussians import gaussian_ratio
 from ood_osdre.models.networks import MLP, CoefficientNetwork, ResNetBackbone
 from ood_osdre.models.ratio import DirectRatio, OneStepRatio
 from ood_osdre.objectives import (
@@ -226,11 +229,81 @@ def test_a_confident_softmax_score_does_not_saturate() -> None:
 
 def test_neighbours_are_those_of_scikit_learn() -> None:
     model, bank, x = make_classifier("knn"), torch.randn(40, DIM), torch.randn(B, DIM)
-    model.fit(bank.split(7))
+    model.fit(bank.split(7), torch.zeros(40))
     with torch.no_grad():
         unit = [nn.functional.normalize(model.backbone(z)).numpy() for z in (bank, x)]
     distances, _ = NearestNeighbors(n_neighbors=3).fit(unit[0]).kneighbors(unit[1])
     np.testing.assert_allclose(-model.log_ratio(x).detach().numpy(), distances[:, 2], atol=1e-7)
+
+
+def test_relative_mahalanobis_is_that_of_scikit_learn() -> None:
+    r"""Also where a feature is constant, and a class has no images."""
+    model, bank, x = (
+        make_classifier("relative_mahalanobis"),
+        torch.randn(80, DIM),
+        torch.randn(B, DIM),
+    )
+    perturbed(model)
+    model.backbone = nn.Sequential(model.backbone, nn.ZeroPad1d((0, 1)))
+    labels = torch.arange(80) % 3 + torch.arange(80) // 79  # of classes 0 to 3 none is 4
+    model.class_head = nn.Linear(9, 5)
+    model.fit(bank.split(7), labels)
+    with torch.no_grad():
+        f, g = (model.backbone(z).numpy() for z in (bank, x))
+    means = np.stack([f[labels == c].mean(axis=0) for c in labels.unique()])
+    own = [means[labels], f.mean(axis=0)]
+    tied, whole = (EmpiricalCovariance(assume_centered=True).fit(f - m) for m in own)
+    nearest = np.min([tied.mahalanobis(g - m) for m in means], axis=0)
+    expected = (whole.mahalanobis(g - own[1]) - nearest) / 2
+    np.testing.assert_allclose(model.log_ratio(x).detach().numpy(), expected, rtol=1e-6)
+    # It is fitted anew with each use, and is no part of what is stored or folded away.
+    assert not any("gaussians" in key for key in model.state_dict())
+    assert torch.equal(model.fold().log_ratio(x), model.log_ratio(x))
+    model.train()
+    logits = model.predict(x).logits
+    torch.testing.assert_close(model.log_ratio(x), logits.softmax(dim=1).amax(dim=1).logit())
+    with pytest.raises(UserError, match="features: hold NaN or infinity"):
+        model.fit([torch.full((80, DIM), torch.nan)], labels)
+
+
+# Gaussians of features, in closed form.
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_ratio_of_gaussians_is_that_of_torch(tied: bool) -> None:
+    x_1, x_0, x = torch.randn(90, DIM) * 2, torch.randn(70, DIM) + 1, torch.randn(B, DIM)
+    labels = torch.arange(90) % 3 % 2  # two thirds and one; a third class has none
+    x_1 += labels[:, None]
+    ratio = gaussian_ratio(DIM, 3, tied)
+    ratio.backbone.fit(x_1, labels, x_0)
+    parts = [x_1[labels == c] for c in (0, 1)]
+    own = torch.stack([part.T.cov(correction=0) for part in parts])
+    shares = torch.tensor([2 / 3, 1 / 3])
+    if tied:
+        own = (shares[:, None, None] * own).sum(dim=0).expand(2, -1, -1)
+    means = torch.stack([part.mean(dim=0) for part in parts])
+    normal = torch.distributions.MultivariateNormal
+    mixture = torch.distributions.MixtureSameFamily(
+        torch.distributions.Categorical(shares), normal(means, own)
+    )
+    expected = mixture.log_prob(x) - normal(x_0.mean(dim=0), x_0.T.cov(correction=0)).log_prob(x)
+    torch.testing.assert_close(ratio.log_ratio(x).detach(), expected)
+    torch.testing.assert_close(ratio.fold().log_ratio(x).detach(), expected)
+
+
+def test_gaussians_refuse_what_has_no_density() -> None:
+    x, two = (
+        torch.randn(20, DIM),
+        torch.arange(20) // 18,
+    )  # of the second class there are two points
+    flat = x * torch.tensor([1.0, 1.0, 0.0])
+    for tied, ids, reference, message in (
+        (True, flat, x, "ID features vary in 2 directions, expected all 3; lower head.rank."),
+        (True, x, flat, "reference features vary in 2 directions"),
+        (False, x, x, "one class's features vary in 1 directions.* or set head.tied"),
+    ):
+        with pytest.raises(UserError, match=message):
+            gaussian_ratio(DIM, 2, tied).backbone.fit(ids, two, reference)
 
 
 @pytest.mark.parametrize("solver", ["trapezoid", "ode"])

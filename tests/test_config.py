@@ -375,6 +375,12 @@ OVERRIDES = [
     ("head.objective.time_score=0", "head.objective: no term trains", "conditional"),
     ("head.objective.class_weight=1", "head.objective.class_weight: is on", "no classes"),
     ("head.estimator=direct", "head.objective: no term trains", "direct"),
+    ("head.estimator=gaussians", "head.objective.time_score: is on", "gaussians has no use"),
+    (
+        "head.estimator=gaussians head.objective.time_score=0 head.select=held_out",
+        "head.select: got held_out",
+        "expected last",
+    ),
     (
         "head.estimator=time_conditioned head.backbone=linear",
         "head.estimator: expected with backbone mlp",

@@ -40,7 +40,7 @@ from ood_osdre.stages import train_run
 from ood_osdre.training import checkpoint as checkpoints
 from ood_osdre.training.build import build_head
 from ood_osdre.training.fit import Fit
-from ood_osdre.training.run import HEAD, MODEL_FILE, Outcome
+from ood_osdre.training.run import HEAD, MODEL_FILE, STATES, Outcome, holds
 
 CPU = torch.device("cpu")
 NETWORK = {"width": 0.125, "depths": [1, 1, 1, 1], "stem_stride": 2}
@@ -95,7 +95,11 @@ def representation(layers: tuple[str, ...] = (), **head: object) -> Representati
         for shift in (0.0, 0.5)
     )
     whitening = whitening_of(x_1.detach(), x_0.detach(), 6)
-    ratio = WhitenedRatio(whitening, randomised(build_head(config.head, 6)))
+    inner = build_head(config.head, 6, 5)
+    if config.head.estimator == "gaussians":
+        w_1, w_0 = whitening(x_1.detach()), whitening(x_0.detach())
+        inner.backbone.fit(w_1, torch.arange(40) % 5, w_0)
+    ratio = WhitenedRatio(whitening, randomised(inner))
     return RepresentationRatio(classifier, ratio, layers).eval()
 
 
@@ -124,6 +128,7 @@ HEADS: list[dict[str, Any]] = [
     {"backbone": "quadratic"},
     {"estimator": "direct", "objective": {"time_score": 0.0, "endpoint": 1.0}},
     {"estimator": "time_conditioned"},
+    {"estimator": "gaussians", "objective": {"time_score": 0.0}},
 ]
 
 
@@ -143,7 +148,8 @@ def test_the_folded_model_scores_alike_in_one_pass(
     assert torch.equal(expected.logits, whole.classifier.predict(x).logits)
     # What is left of the whitening is the mean, wherever the head begins with an affine layer.
     names = {name.rpartition(".")[2] for name in folded.ratio.state_dict()}
-    assert ("matrix" in names) == (head.get("backbone") == "quadratic")
+    keeps = head.get("backbone") == "quadratic" or head.get("estimator") == "gaussians"
+    assert ("matrix" in names) == keeps
     again = folded.fold().predict(x).score.detach()
     assert torch.equal(again, found.score)
 
@@ -168,6 +174,9 @@ def test_the_folded_model_is_one_file_from_pixels_to_score(tmp_path: Path, suffi
     metadata = {"config": CONFIG.to_dict(), "size": 16}
     scorer = Scorer.of(TrainedModel(model, Preprocess([0.5] * 3, [0.25] * 3), metadata))
     assert export_scorer(scorer, tmp_path / f"scorer{suffix}") <= TOLERANCE
+    plugged = representation(estimator="gaussians", objective={"time_score": 0.0})
+    scorer = Scorer.of(TrainedModel(plugged, Preprocess([0.5] * 3, [0.25] * 3), metadata))
+    assert export_scorer(scorer, tmp_path / f"gaussians{suffix}") <= TOLERANCE
     timed = representation(estimator="time_conditioned")
     scorer = Scorer.of(TrainedModel(timed, Preprocess([0.5] * 3, [0.25] * 3), metadata))
     with pytest.raises(UserError, match="only one-step and direct ratios can be exported"):
@@ -324,6 +333,35 @@ def test_a_given_classifier_is_the_one_that_was_trained_first(
         assert [p.name for p in folder.iterdir() if p.is_dir()] == [HEAD]
         expected = load_scorer(finished).score(digits.id_test.images[:20])
         np.testing.assert_array_equal(scorer.score(digits.id_test.images[:20]), expected)
+
+
+def test_gaussians_are_fitted_in_a_run_of_their_own(
+    finished: Path, tmp_path: Path, digits: BenchmarkData
+) -> None:
+    config = configured(estimator="gaussians", objective={"time_score": 0.0})
+    config = config.replace(classifier=str(finished / "classifier"))
+    scorer, outcome, rule = train_run(config, digits, tmp_path, CPU, progress=False)
+    assert outcome.finished
+    assert rule.startswith("head: in closed form")
+    assert "held_out_log_mass_0" in outcome.best
+    assert holds(tmp_path, *STATES)  # so that --resume knows a run of its own
+    images = digits.id_test.images[:20]
+    given = load_scorer(tmp_path)
+    np.testing.assert_array_equal(given.score(images), scorer.score(images))
+    before = digest(tmp_path)
+    assert train_run(config, digits, tmp_path, CPU, resume=True, progress=False)[1].finished
+    assert digest(tmp_path) == before
+    # Against the classes' features themselves: it is the mixture of Gaussians of one covariance.
+    head, data = config.head, head_data.HeadData(config, config.head, digits)
+    (x_1, x_0), _ = data.features(
+        read_classifier(config.classifier, config, 5, 32).model, scorer.preprocess
+    )
+    fitted = heads.fit_head(head, x_1, x_0, "cpu", *data.classes).model
+    expected = fitted.log_ratio(x_1).detach().numpy()
+    np.testing.assert_allclose(scorer.score(data.id_images.images), expected, rtol=1e-3, atol=1e-3)
+    assert np.ptp(expected) > 1
+    alone = heads.fit_head(head, x_1, x_0).model  # without labels, one Gaussian
+    assert not torch.allclose(alone.log_ratio(x_1), fitted.log_ratio(x_1), atol=0.1)
 
 
 def test_a_run_is_validated_with_its_own_solver(

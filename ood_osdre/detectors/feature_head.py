@@ -10,6 +10,7 @@ __all__ = ["HeadFit", "check_features", "fit_head"]
 
 import json
 import math
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,8 @@ from ..errors import UserError
 from ..evaluation.calibration import ratio_calibration
 from ..evaluation.metrics import ood_metrics
 from ..models import (
+    FoldedRatio,
+    GaussianLogRatio,
     RatioModel,
     WhitenedRatio,
     Whitening,
@@ -87,6 +90,8 @@ def fit_head(
     id_features: Tensor,
     reference_features: Tensor,
     device: torch.device | str = "cpu",
+    labels: Tensor | None = None,
+    classes: int = 1,
     *,
     mixed: int = 0,
     folder: Path | None = None,
@@ -106,6 +111,9 @@ def fit_head(
         id_features: The features of ID data, with shape :math:`(N, F)`.
         reference_features: The features of reference data, with shape :math:`(M, F)`.
         device: Where to train.
+        labels: The classes of ID data, with shape :math:`(N)`, which the estimator `gaussians` looks
+            at; None for one class.
+        classes: The number of classes.
         mixed: The number of ID features that join the reference, drawn after both sets are split, so
             that none stands on both sides.
         folder: The folder of checkpoints, the whitening among them, and log; None writes nothing.
@@ -133,7 +141,15 @@ def fit_head(
     if len(id_held) and len(held):
         validate = _held_out_numbers(id_held, held)
     rank = id_train.shape[1]
-    labels = torch.zeros(len(id_train), dtype=torch.long)
+    labels = (x_1.new_zeros(len(x_1)).long() if labels is None else labels)[id_rows[0]]
+    if head.estimator == "gaussians":
+        model = build_head(head, rank, classes).to(device)
+        outcome = _fit_gaussians(model, id_train, labels, train, validate)
+        if folder is not None and distributed.is_first():
+            # It says that the folder holds a run; a head of a moment is fitted again, not resumed.
+            state = model.state_dict(), metadata or {}
+            checkpoint.write_checkpoint(folder, checkpoint.STATE, *state)
+        return HeadFit(WhitenedRatio(whitening, model), outcome, "in closed form")
     whitened = Standardise([0.0] * rank, [1.0] * rank, device)
     batches = VectorBatches(id_train, labels, train, whitened, training.batch_size, seed)
     select = "last" if validate is None else head.select
@@ -154,6 +170,22 @@ def fit_head(
         noisy = _held_out_numbers(*_dequantised(head, id_held, held), "held_out_noisy")
         fitted.outcome.best = fitted.outcome.best | noisy(fitted.model)
     return HeadFit(WhitenedRatio(whitening, fitted.model), fitted.outcome, RULES[select])
+
+
+def _fit_gaussians(
+    model: RatioModel,
+    x_1: Tensor,
+    labels: Tensor,
+    x_0: Tensor,
+    validate: Callable[[RatioModel], dict[str, float]] | None,
+) -> Outcome:
+    started = time.monotonic()
+    assert isinstance(model, FoldedRatio)
+    assert isinstance(model.backbone, GaussianLogRatio)
+    model.backbone.fit(x_1, labels.to(x_1.device), x_0)
+    seconds = time.monotonic() - started
+    best = {} if validate is None else validate(model)
+    return Outcome(finished=True, reason="finished", seconds=seconds, best=best)
 
 
 def _whitening(

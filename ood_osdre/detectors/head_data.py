@@ -43,6 +43,8 @@ class HeadData:
         id_train, held = hold_out_id(data.id_train, options.hold_out_id)
         id_images = held if held is not None and head.id_from == "held_out" else id_train
         self.id_images = limited(id_images, options.train_limit, self.seed)
+        #: The classes of the ID images, with shape (N), and how many there are.
+        self.classes = torch.as_tensor(self.id_images.labels), data.classes
         reference, _ = data.split_reference(options.hold_out_reference)
         limit = options.reference_limit or options.train_limit
         self.reference = limited(reference, limit, self.seed)

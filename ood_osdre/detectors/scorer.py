@@ -192,7 +192,7 @@ def _build(
     part = metadata["representation"]
     classifier = _build_classifier(part["network"], metadata["classes"])
     whitening = Whitening.empty(part["features"], part["rank"])
-    inner = WhitenedRatio(whitening, build_head(config.head, part["rank"]))
+    inner = WhitenedRatio(whitening, build_head(config.head, part["rank"], metadata["classes"]))
     return RepresentationRatio(classifier, inner, config.head.layers)
 
 

@@ -41,7 +41,7 @@ from ..models import (
     SummedScore,
     TimeConditionedRatio,
 )
-from ..sections import EvaluationConfig
+from ..sections import FITTED, EvaluationConfig
 from ..training import distributed
 from .calibration import ratio_calibration
 from .metrics import ood_metrics
@@ -134,7 +134,7 @@ class Validation:
         limit: The number of images of each set; None for all, but of the near images no more
             than twice as many as of the ID ones.
         ood_val: OOD validation images, which then join the near images.
-        id_train: The ID training set, which the score `knn` of a classifier needs.
+        id_train: The ID training set, which some scores of a classifier are fitted to.
         id_held: ID training images left out of training, with labels, whose accuracy is then
             `val_accuracy`; None for that of `id_val`.
     """
@@ -187,7 +187,7 @@ class Validation:
         r"""Returns the validation numbers of a model."""
         if self.id_train is not None:
             # Anew each time, as the features are those of the weights.
-            _fit_neighbours(model, self.id_train, self.preprocess, self.batch_size)
+            _fit_score(model, self.id_train, self.preprocess, self.batch_size)
         id_scores, predicted = self._score(model, self.id_val.images)
         scores = {name: self._score(model, x)[0] for name, x in (self.near | self.far).items()}
         auroc = {name: ood_metrics(id_scores, s).auroc for name, s in scores.items()}
@@ -294,7 +294,7 @@ def scoring_model(
     Arguments:
         model: The trained model.
         options: The solver of a time-conditioned ratio, the score of a classifier.
-        id_train: The ID training set, whose features are the neighbours of the score `knn`.
+        id_train: The ID training set, which some scores of a classifier are fitted to.
         preprocess: The preprocessing, with the statistics of the ID data.
 
     Raises:
@@ -305,7 +305,7 @@ def scoring_model(
     if isinstance(model, Classifier):
         model.score, model.neighbours = options.score, options.neighbours
         check_neighbours(model, id_train)
-        _fit_neighbours(model, id_train, preprocess, options.batch_size)
+        _fit_score(model, id_train, preprocess, options.batch_size)
     return model
 
 
@@ -332,14 +332,15 @@ def check_neighbours(model: RatioModel, id_train: ImageSet) -> None:
         )
 
 
-def _fit_neighbours(
+def _fit_score(
     model: RatioModel, id_train: ImageSet, preprocess: Standardiser, batch_size: int
 ) -> None:
-    r"""Gives a classifier with the score `knn` the ID training features; leaves others alone."""
-    if isinstance(model, Classifier) and model.score == "knn":
+    r"""Fits the score of a classifier to ID training images, if it is one of those that are."""
+    if isinstance(model, Classifier) and model.score in FITTED:
         starts = range(0, len(id_train), batch_size)
         batches = (np.ascontiguousarray(id_train.images[i : i + batch_size]) for i in starts)
-        model.fit(preprocess(torch.as_tensor(batch)) for batch in batches)
+        inputs = (preprocess(torch.as_tensor(batch)) for batch in batches)
+        model.fit(inputs, torch.as_tensor(id_train.labels))
 
 
 def _thinned(images: ImageSet, limit: int | None) -> ImageSet:

@@ -10,6 +10,7 @@ __all__ = [
     "DirectRatio",
     "Features",
     "FoldedRatio",
+    "GaussianLogRatio",
     "NetworkDigest",
     "NetworkEvaluations",
     "OneStepRatio",
@@ -40,6 +41,7 @@ __all__ = [
     "evaluating",
     "explained",
     "extract_features",
+    "gaussian_ratio",
     "gram_matrix",
     "input_batches",
     "inverse_noise",
@@ -55,7 +57,6 @@ from .baselines import (
     TimeConditionedMLP,
     TimeConditionedRatio,
     TimeConditionedResNet,
-    timm_network,
 )
 from .bases import KERNELS, RBFBasis, TemporalBasis, conditioning, gram_matrix
 from .frozen import (
@@ -69,6 +70,7 @@ from .frozen import (
     named_layers,
     unwrapped,
 )
+from .gaussians import GaussianLogRatio, gaussian_ratio
 from .networks import (
     MLP,
     CoefficientNetwork,
@@ -77,6 +79,7 @@ from .networks import (
     QuadraticFeatures,
     ResNetBackbone,
     check_inputs,
+    timm_network,
 )
 from .ratio import (
     DirectRatio,

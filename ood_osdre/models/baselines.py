@@ -11,8 +11,8 @@ batch normalisation the score of an image would depend on the times of the other
 :math:`\partial_t s` with it.
 
 **Classifier.** Its score is larger for inputs that look more like ID data, as a log-ratio is, but
-it is no log-ratio and has no unit. Softmax and energy see the logits alone; nearest neighbours
-needs the features of ID training images.
+it is no log-ratio and has no unit. Softmax and energy see the logits alone; nearest neighbours and
+relative Mahalanobis need the features of ID training images.
 
 References:
     | A baseline for detecting misclassified and out-of-distribution examples (Hendrycks and
@@ -35,20 +35,20 @@ __all__ = [
     "TimeConditionedRatio",
     "TimeConditionedResNet",
     "TimeEmbedding",
-    "timm_network",
 ]
 
 import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-import timm
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..errors import UserError, did_you_mean
+from ..errors import UserError
 from ..paths.quadrature import Quadrature, ode, trapezoid
+from ..sections import FITTED
+from .gaussians import Gaussians
 from .networks import MLP, Prediction, ResNetBackbone, zeroed
 from .ratio import RatioModel
 
@@ -217,7 +217,7 @@ class TimeConditionedMLP(nn.Module):
 
 
 #: The scores by name.
-SCORES = ("msp", "energy", "knn")
+SCORES = ("msp", "energy", *FITTED)
 
 
 class Classifier(RatioModel):
@@ -227,7 +227,9 @@ class Classifier(RatioModel):
       saturate in single precision,
     - `"energy"`: the log-sum-exp of the logits,
     - `"knn"`: minus the distance to the :math:`k`-th nearest of the ID training features, all of
-      unit length; after :meth:`fit`.
+      unit length; after :meth:`fit`,
+    - `"relative_mahalanobis"`: how much closer a feature is to the nearest class than to all ID
+      training features (:mod:`ood_osdre.models.gaussians`); after :meth:`fit`.
 
     Arguments:
         backbone: A module from :math:`(B, *)` to features :math:`(B, F)`.
@@ -253,6 +255,8 @@ class Classifier(RatioModel):
         self.class_head = nn.Linear(features, classes)
         self.score, self.neighbours = score, neighbours
         self.bank: Tensor | None = None
+        # In a tuple, as they are no part of the state that is trained and stored.
+        self.gaussians: tuple[Gaussians, Gaussians] | None = None
 
     @classmethod
     def of(cls, backbone: nn.Module, head: nn.Linear) -> "Classifier":
@@ -275,18 +279,31 @@ class Classifier(RatioModel):
         return cls.of(net, head)
 
     @torch.no_grad()
-    def fit(self, batches: Iterable[Tensor]) -> "Classifier":
-        r"""Keeps the features of ID training inputs, for `"knn"`.
+    def fit(self, batches: Iterable[Tensor], labels: Tensor) -> "Classifier":
+        r"""Looks at the features of ID training inputs, for a score of :data:`FITTED`.
 
         Arguments:
             batches: Batches of inputs, each with shape :math:`(B, *)`, at least `neighbours` in
                 all.
+            labels: The classes of all of them, with shape :math:`(N)`.
 
         Returns:
             The classifier itself, in evaluation mode.
+
+        Raises:
+            UserError: If Gaussians are fitted to features that are not finite.
         """
         self.eval()
-        self.bank = torch.cat([_unit(self.backbone(x)) for x in batches])
+        if self.score == "knn":
+            self.bank = torch.cat([_unit(self.backbone(x)) for x in batches])
+            return self
+        features = torch.cat([_single(self.backbone(x)) for x in batches])
+        known, own = labels.to(features.device).unique(return_inverse=True)
+        dim, device = features.shape[1], features.device
+        of_classes, of_all = Gaussians(len(known), dim).to(device), Gaussians(1, dim).to(device)
+        of_classes.fit(features, own)
+        of_all.fit(features, torch.zeros_like(own))
+        self.gaussians = of_classes, of_all
         return self
 
     def outputs(self, x: Tensor) -> Prediction:
@@ -297,29 +314,23 @@ class Classifier(RatioModel):
         """
         features = self.backbone(x)
         logits = self.class_head(features)
-        # While it is being trained, a classifier has no neighbours yet.
-        if self.score == "knn" and not self.training:
-            assert self.bank is not None, "The score 'knn' needs 'fit' first."
-            distances = torch.cdist(_unit(features), self.bank)
-            score = -distances.kthvalue(self.neighbours, dim=1).values
+        # While it is being trained, a classifier has no neighbours and no Gaussians yet.
+        if self.score in FITTED and not self.training:
+            score = self._fitted_score(features)
         elif self.score == "energy":
             score = _single(logits).logsumexp(dim=1)
         else:
             score = _log_odds(_single(logits))
         return Prediction(score, logits)
 
-
-def timm_network(name: str, classes: int) -> nn.Module:
-    r"""Builds a network of timm without weights; the caller's random numbers stay as they are.
-
-    Raises:
-        UserError: If timm has no network of the name.
-    """
-    if not timm.is_model(name):
-        near = did_you_mean(name, timm.list_models())
-        raise UserError(f"classifier: timm has no model {name!r}{near}.")
-    with torch.random.fork_rng(devices=[]):
-        return timm.create_model(name, num_classes=classes).float()
+    def _fitted_score(self, features: Tensor) -> Tensor:
+        if self.score == "knn":
+            assert self.bank is not None, "The score 'knn' needs 'fit' first."
+            distances = torch.cdist(_unit(features), self.bank)
+            return -distances.kthvalue(self.neighbours, dim=1).values
+        assert self.gaussians is not None, "The score 'relative_mahalanobis' needs 'fit' first."
+        nearest, all_together = (g.distances(features).amin(dim=1) for g in self.gaussians)
+        return ((all_together - nearest) / 2).to(features.dtype)
 
 
 def _log_odds(logits: Tensor) -> Tensor:

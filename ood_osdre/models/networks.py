@@ -21,6 +21,7 @@ __all__ = [
     "ResNetBackbone",
     "check_inputs",
     "class_logits_of",
+    "timm_network",
     "zeroed",
 ]
 
@@ -28,11 +29,12 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar, cast
 
+import timm
 import torch
 from timm.models.resnet import BasicBlock, ResNet
 from torch import Tensor, nn
 
-from ..errors import UserError
+from ..errors import UserError, did_you_mean
 
 NORMS = ("batch", "group")
 
@@ -295,3 +297,16 @@ class _GroupNorm(nn.GroupNorm):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(channels // 8, channels, device=device, dtype=dtype)
+
+
+def timm_network(name: str, classes: int) -> nn.Module:
+    r"""Builds a network of timm without weights; the caller's random numbers stay as they are.
+
+    Raises:
+        UserError: If timm has no network of the name.
+    """
+    if not timm.is_model(name):
+        near = did_you_mean(name, timm.list_models())
+        raise UserError(f"classifier: timm has no model {name!r}{near}.")
+    with torch.random.fork_rng(devices=[]):
+        return timm.create_model(name, num_classes=classes).float()

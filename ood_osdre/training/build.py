@@ -46,6 +46,7 @@ from ..models import (
     VectorDecoder,
     evaluating,
     explained,
+    gaussian_ratio,
     inverse_noise,
 )
 from ..objectives import (
@@ -161,13 +162,9 @@ def build_ratio(
     """
     evaluation, objective = config.evaluation, config.objective
     if config.estimator == "time_conditioned":
-        return TimeConditionedRatio(
-            _build_time_network(config, dim),
-            evaluation.evaluations,
-            build_path(config).t_range,
-            evaluation.solver,
-            evaluation.tolerance,
-        )
+        network, t_range = _build_time_network(config, dim), build_path(config).t_range
+        options = evaluation.evaluations, t_range, evaluation.solver, evaluation.tolerance
+        return TimeConditionedRatio(network, *options)
     if backbone is None:
         backbone, features = build_backbone(config, dim)
     else:
@@ -192,13 +189,16 @@ def build_ratio(
     )
 
 
-def build_head(head: HeadConfig, rank: int) -> RatioModel:
+def build_head(head: HeadConfig, rank: int, classes: int = 1) -> RatioModel:
     r"""Builds an untrained ratio of :math:`r` whitened features, in single precision.
 
     Arguments:
         head: The head; its seed draws the weights, and the caller's generator stays as it is.
         rank: The number of features :math:`r`.
+        classes: The number of ID classes, of which the head `gaussians` has one each.
     """
+    if head.estimator == "gaussians":
+        return gaussian_ratio(rank, classes, head.tied).float()
     backbone: nn.Module | None = None
     if head.backbone != "mlp":
         backbone = nn.Identity() if head.backbone == "linear" else QuadraticFeatures(rank)
