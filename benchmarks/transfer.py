@@ -1,0 +1,305 @@
+r"""How well the mirrored problem and the validation order families of methods on the test sets.
+
+    python benchmarks/transfer.py [--out benchmarks/results]
+
+A family is a method of a main study and its like on `mirror0` and `mirror1`. Three numbers of it are
+compared, AUROCs in percent: *mirror*, the mean of near and far over both draws and all seeds, with the
+reference that stands for the main one; *validation*, the main runs' `val_auroc`; *test*, their mean of
+near (`near_held` where there is one) and far. A scatter and Spearman's rho say how well either of the
+first two orders the families by the third, for each main study and reference.
+
+Intervals are of 95 %, by bootstrap over seeds and test images: a replicate draws seeds anew, the same for
+all families, and adds what drawing the images of each test set anew, the same for all families, changes in
+the AUROC of the first seed, whose scores are kept. Mirrored runs keep no scores: theirs are over seeds
+alone. What is found is a finding: nothing is chosen by it.
+"""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import matplotlib
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from outputs import require_writable
+from records import RECORDS, Run, read_runs
+from scipy import stats
+from studies import slug
+from study_tables import markdown_rows
+
+from ood_osdre.data.manifests import load_manifest
+from ood_osdre.errors import UserError, count, exit_status
+from ood_osdre.evaluation.plots import STROKES, STYLE
+from ood_osdre.evaluation.scores import Scores, read_scores
+from ood_osdre.evaluation.tables import HELD
+from ood_osdre.files import atomic_path
+
+RESULTS = Path(__file__).parent / "results"
+MAIN = ("main_cifar10", "main_cifar100")
+MIRRORED = ("mirror_pixels", "mirror_heads")
+# The mirrored method, where it has another name than the main one, and the mirrored reference.
+LIKE = {
+    "Logistic, pixels": ("mirror_pixels", "Logistic"),
+    "OS-DRE, pixels": ("mirror_pixels", "OS-DRE, end-point"),
+    "Logistic, representation": ("mirror_heads", "Logistic"),
+    "plug-in Gaussians, representation": ("mirror_heads", "plug-in Gaussians"),
+    "OS-DRE, representation, time score matching": ("mirror_heads", "time score matching"),
+    "OS-DRE, representation, conditional": ("mirror_heads", "conditional"),
+}
+STANDS_FOR = {"tiny_reference": "reference_mixed", "tin_reference": "reference_other"}
+GUIDES = ("mirror", "validation")
+TEST = "test"
+
+Array: TypeAlias = NDArray[np.float64]
+
+
+class Family(NamedTuple):
+    r"""A family of methods; of each number the estimate and its replicates, with shape (1 + R)."""
+
+    name: str
+    mirror: Array
+    validation: Array
+    test: Array
+
+
+def quality(run: Run) -> float:
+    r"""Returns the mean of near and far AUROC, near without what references hold classes of."""
+    near = HELD if HELD in run.metrics else "nearood"
+    return (run.metric(near) + run.metric("farood")) / 2
+
+
+def resampled(groups: Sequence[Sequence[float]], replicates: int) -> Array:
+    r"""Returns the mean over groups of their means, and replicates with seeds drawn anew.
+
+    Groups of one size have the same draws, whatever the family.
+    """
+    means = []
+    for values in groups:
+        given = np.asarray(values, dtype=np.float64)
+        drawn = np.random.default_rng(len(given)).integers(
+            len(given), size=(replicates, len(given))
+        )
+        means.append(np.concatenate([[given.mean()], given[drawn].mean(axis=1)]))
+    return np.mean(means, axis=0)
+
+
+@cache
+def _weights(name: str, size: int, replicates: int) -> NDArray[np.uint8]:
+    r"""Returns how often each image of a set is drawn, for each replicate, the first once each."""
+    rng = np.random.default_rng([size, *name.encode()])
+    drawn = rng.multinomial(size, np.full(size, 1 / size), replicates)
+    return np.concatenate([np.ones((1, size)), drawn]).astype(np.uint8)
+
+
+def image_aurocs(scores: Scores, sets: Sequence[str], replicates: int) -> dict[str, Array]:
+    r"""Returns the AUROC in percent of OOD sets, and replicates with images drawn anew.
+
+    Arguments:
+        scores: The scores of a run.
+        sets: The names of the sets.
+        replicates: The number of replicates.
+    """
+    ((id_name, ids),) = scores.of("id").items()
+    order = ids.score.argsort()
+    weights = _weights(id_name, ids.score.size, replicates)[:, order]
+    # The weight of the ID scores below each place among them.
+    below = np.pad(weights.cumsum(axis=1, dtype=np.float64), ((0, 0), (1, 0)))
+    found = {}
+    for name, other in {**scores.of("near"), **scores.of("far")}.items():
+        if name in sets:
+            own = _weights(name, other.score.size, replicates)
+            low, high = (
+                np.searchsorted(ids.score[order], other.score, s) for s in ("left", "right")
+            )
+            less = [row[low] + row[high] for row in below]
+            pairs = ids.score.size * other.score.size
+            found[name] = 100 * (1 - np.einsum("rn,rn->r", own, less) / 2 / pairs)
+    return found
+
+
+def image_changes(run: Run, scores: Scores, replicates: int) -> Array:
+    r"""Returns what drawing images anew changes in :func:`quality`, with shape (1 + R)."""
+    near, far = list(scores.of("near")), list(scores.of("far"))
+    if HELD in run.metrics:
+        wholes = set(load_manifest(run.benchmark, run.id).parts.values())
+        near = [name for name in near if name not in wholes]
+    found = image_aurocs(scores, [*near, *far], replicates)
+    total = sum(np.mean([found[n] for n in names], axis=0) for names in (near, far)) / 2
+    return np.asarray(total - total[0])
+
+
+def families(
+    study: str, reference: str, runs: Sequence[Run], mirrored: Mapping[str, Sequence[Run]],
+    results: Path, replicates: int,
+) -> list[Family]:  # fmt: skip
+    r"""Returns the families of a main study and reference that both studies have lines of.
+
+    Arguments:
+        study: The main study.
+        reference: Its reference.
+        runs: Its runs.
+        mirrored: Those of the mirrored studies, by name.
+        results: The folder of the scores that were kept.
+        replicates: The number of replicates.
+    """
+    found = []
+    for method, variant in dict.fromkeys((run.method, run.variant) for run in runs):
+        home, like = LIKE.get(method, ("mirror_pixels", method))
+        own = _of(runs, method, variant, reference)
+        same = _of(mirrored[home], like, variant, STANDS_FOR[reference])
+        if not own or not same:
+            continue
+        by_draw: dict[str, list[float]] = {}
+        for run in same:
+            by_draw.setdefault(run.benchmark, []).append(quality(run))
+        test = resampled([[quality(run) for run in own]], replicates)
+        first = min(own, key=lambda run: run.seed)
+        parts = [first.id, first.benchmark, first.reference, method, variant]
+        kept = results / study / slug("-".join(filter(None, parts))) / "scores.npz"
+        if kept.is_file():
+            test = test + image_changes(first, read_scores(kept), replicates)
+        found.append(
+            Family(
+                ", ".join(filter(None, [method, variant])),
+                resampled([*by_draw.values()], replicates),
+                resampled([[run.value("val_auroc") for run in own]], replicates),
+                test,
+            )
+        )
+    return found
+
+
+def _of(runs: Sequence[Run], method: str, variant: str, reference: str) -> list[Run]:
+    r"""Returns the runs of a method with a reference; what sees none is trained with any of them."""
+
+    def is_blind(run: Run) -> bool:
+        exposed = run.config.get("objective", {}).get("outlier_exposure")
+        return (
+            run.config.get("estimator") == "classifier" and not run.config["head"] and not exposed
+        )
+
+    own = [run for run in runs if (run.method, run.variant) == (method, variant)]
+    return [run for run in own if run.reference == reference or is_blind(run)]
+
+
+def interval(values: Array) -> tuple[float, float]:
+    r"""Returns the 95 % interval of replicates, the first of which is the estimate."""
+    low, high = np.nanpercentile(values[1:], [2.5, 97.5])
+    return float(low), float(high)
+
+
+def spearman(found: Sequence[Family], guide: str) -> Array:
+    r"""Returns Spearman's rho of a guide and the test, over families that have both, with replicates."""
+    pairs = [(getattr(f, guide), f.test) for f in found]
+    x, y = (
+        np.array(side) for side in zip(*[p for p in pairs if np.isfinite(p[0][0])], strict=True)
+    )
+    a, b = (stats.rankdata(side, axis=0) for side in (x, y))
+    a, b = a - a.mean(axis=0), b - b.mean(axis=0)
+    with np.errstate(invalid="ignore"):
+        return np.asarray((a * b).sum(axis=0) / np.sqrt((a**2).sum(axis=0) * (b**2).sum(axis=0)))
+
+
+def table(found: Sequence[Family]) -> str:
+    r"""Returns each family's numbers with their intervals, best on the test sets first, and rho."""
+
+    def cell(values: Array, digits: int = 1) -> str:
+        if not np.isfinite(values[0]):
+            return "-"
+        low, high = interval(values)
+        return f"{values[0]:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
+
+    ordered = sorted(found, key=lambda f: -f.test[0])
+    rows = [[f.name, *map(cell, f[1:])] for f in ordered]
+    rhos = [cell(spearman(found, guide), 2) for guide in GUIDES]
+    return markdown_rows(
+        ["family", *GUIDES, TEST], [*rows, ["Spearman's rho with test", *rhos, ""]]
+    )
+
+
+def draw(path: Path, panels: Mapping[str, Sequence[Family]]) -> None:
+    r"""Draws the test against either guide, a row of panels for each main study and reference.
+
+    Arguments:
+        path: The image to write.
+        panels: The families, by the title of the row.
+    """
+    names = list(dict.fromkeys(f.name for found in panels.values() for f in found))
+    marks = {
+        n: (STROKES[i % len(STROKES)][0], "osD^v"[i // len(STROKES)]) for i, n in enumerate(names)
+    }
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(8.4, 3.4 * len(panels) + 1.2), layout="constrained")
+        FigureCanvasAgg(figure)
+        grid = figure.subplots(len(panels), len(GUIDES), squeeze=False, sharey="row")
+        for axes, (title, found) in zip(grid, panels.items(), strict=True):
+            for ax, guide in zip(axes, GUIDES, strict=True):
+                for family in found:
+                    color, marker = marks[family.name]
+                    place: dict[str, Any] = {}
+                    for axis, values in (("x", getattr(family, guide)), ("y", family.test)):
+                        low, high = interval(values) if np.isfinite(values[0]) else (np.nan,) * 2
+                        place[axis] = values[0]
+                        # Of a skewed bootstrap the estimate may lie outside.
+                        bar = [[max(values[0] - low, 0)], [max(high - values[0], 0)]]
+                        place[f"{axis}err"] = bar
+                    ax.errorbar(**place, fmt=marker, color=color, label=family.name, lw=0.8)
+                rho = spearman(found, guide)
+                ax.set_title(
+                    f"{title}: rho {rho[0]:.2f} [{', '.join(f'{v:.2f}' for v in interval(rho))}]"
+                )
+                ax.set_xlabel(f"{guide} AUROC (%)")
+            axes[0].set_ylabel("test AUROC (%)")
+        labelled = [ax.get_legend_handles_labels() for ax in grid.flat]
+        handles = {n: h for hs, ns in labelled for h, n in zip(hs, ns, strict=True)}
+        figure.legend(handles.values(), handles, loc="outside lower center", ncols=2)
+        with atomic_path(path) as temporary:
+            figure.savefig(temporary, dpi=120, format="png")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    r"""Draws the scatter and prints the tables."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--records", type=Path, default=RECORDS, metavar="DIR")
+    add(
+        "--results", type=Path, default=RESULTS, metavar="DIR", help="of the scores that were kept"
+    )
+    add("--out", type=Path, default=RESULTS, metavar="DIR", help="for transfer.png")
+    add("--replicates", type=count(1), default=1000)
+    args = parser.parse_args(argv)
+    return exit_status(lambda: run(args))
+
+
+def run(args: argparse.Namespace) -> int:
+    r"""Draws the scatter and prints the tables."""
+    require_writable(args.out)
+    mirrored = {name: read_runs(args.records / f"{name}.jsonl") for name in MIRRORED}
+    panels = {}
+    for study in MAIN:
+        runs = read_runs(args.records / f"{study}.jsonl")
+        for reference in STANDS_FOR:
+            found = families(study, reference, runs, mirrored, args.results, args.replicates)
+            # Of two families an order says nothing.
+            if len(found) > 2:
+                panels[f"{study}, {reference}"] = found
+    if not panels:
+        raise UserError(
+            f"{args.records}: no three families have lines in a main and a mirrored study; run "
+            f"{' or '.join(MAIN)}, and {' and '.join(MIRRORED)}, first."
+        )
+    draw(args.out / "transfer.png", panels)
+    for title, found in panels.items():
+        print(f"{title}\n\n{table(found)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
