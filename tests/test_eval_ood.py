@@ -267,6 +267,13 @@ def test_nearest_neighbours_are_validated_as_they_are_scored(
     record = json.loads((out / "run.json").read_text())
     assert {"val_near", "val_far", "val_auroc"} <= set(record["validation"]["best"])
 
+    # A finished classifier is scored by Gaussians of its ID training features.
+    again = ["--checkpoint", str(out), "--out", str(tmp_path / "again"), "--device", "cpu"]
+    assert main([*again, "--quiet", "evaluation.score=relative_mahalanobis"]) == 0
+    near, other = (read_scores(f / "scores.npz").of("near") for f in (out, tmp_path / "again"))
+    assert not any(np.allclose(near[name].score, other[name].score) for name in near)
+    capsys.readouterr()
+
     # More neighbours than images are refused before training.
     other = tmp_path / "other"
     assert main([*command, "--out", str(other), "evaluation.neighbours=100000"]) == FAILED
