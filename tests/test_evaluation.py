@@ -39,7 +39,14 @@ SMALL = {
     "id": "digits",
     "benchmark": "digits",
     "network": {"width": 0.125, "depths": [1, 1, 1, 1], "stem_stride": 2},
-    "training": {"steps": 4, "batch_size": 8, "warmup": 1, "eval_every": 2, "ema": 0.5},
+    "training": {
+        "steps": 4,
+        "batch_size": 8,
+        "warmup": 1,
+        "eval_every": 2,
+        "ema": 0.5,
+        "amp": "none",
+    },
     "data": {"val_limit": 20, "flip": "none"},
     "objective": {"class_weight": 0.5},
 }
