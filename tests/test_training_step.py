@@ -24,7 +24,8 @@ def test_both_loops_have_the_same_loss_and_the_same_images() -> None:
     bench = training_step.Bench(training_step.configured(args), 24, torch.device("cpu"))
     ratio = bench.trainer.ratio.train()
     nn.init.normal_(ratio.network.head.weight)
-    bench.net.load_state_dict(ratio.fold().state_dict())
+    head = {f"head.{k}": v for k, v in ratio.fold().head.state_dict().items()}
+    bench.net.load_state_dict({**ratio.network.state_dict(), **head})
     batch = bench.batches(0)
     ours = bench.trainer.losses(batch)["total"].mean()
     bare = bench.loss(torch.cat([batch.x_0, batch.x_1]), batch.label)

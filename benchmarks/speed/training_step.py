@@ -14,10 +14,12 @@ Images are random: no step depends on what they show.
 """
 
 import argparse
+import copy
 import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import above  # noqa: F401
 import bench_tables
@@ -33,7 +35,7 @@ from ood_osdre.data import ImageSet
 from ood_osdre.data.transforms import Preprocess, Randomness, broaden
 from ood_osdre.errors import count, exit_status
 from ood_osdre.evaluation.records import RunRecord
-from ood_osdre.models import FoldedRatio
+from ood_osdre.models import DirectRatio, OneStepRatio
 from ood_osdre.training.batches import ImageBatches
 from ood_osdre.training.build import build_ratio, prepare_objective
 from ood_osdre.training.distributed import device_name, find_device
@@ -89,9 +91,11 @@ class Bench:
         self.trainer = assemble(
             ratio, partial(prepare_objective, config), self.batches, options, select=None
         )
-        # The deployed network: the same backbone under a head of one output.
-        net = ratio.fold().train().to(memory_format=torch.channels_last)
-        assert isinstance(net, FoldedRatio)
+        # The deployed network, before norms are merged: the same backbone under a head of one output.
+        assert isinstance(ratio, OneStepRatio)
+        backbone: Any = copy.deepcopy(ratio.network.backbone)
+        net = DirectRatio(backbone, backbone.features, CLASSES).to(device).train()
+        net.to(memory_format=torch.channels_last)
         assert net.class_head is not None
         self.net, self.class_head = net, net.class_head
         parameters = list(self.net.parameters())

@@ -20,7 +20,8 @@ __all__ = [
     "QuadraticFeatures",
     "ResNetBackbone",
     "check_inputs",
-    "class_logits_of",
+    "class_head",
+    "logits_of",
     "timm_network",
     "zeroed",
 ]
@@ -108,8 +109,7 @@ class CoefficientNetwork(nn.Module):
         self.backbone = backbone
         self.cells = cells and hasattr(backbone, "feature_map")
         self.head = zeroed(nn.Linear(features, size))
-        read = getattr(backbone, "class_features", features)
-        self.class_head = nn.Linear(read, classes) if classes else None
+        self.class_head = class_head(backbone, features, classes)
 
     def forward(self, x: Tensor) -> Coefficients:
         r"""Returns the :class:`Coefficients` of `x`, with shape :math:`(B, *)`."""
@@ -123,7 +123,7 @@ class CoefficientNetwork(nn.Module):
         return self._heads(maps.mean(dim=1), cells)
 
     def _heads(self, features: Tensor, cells: Tensor | None) -> Coefficients:
-        return Coefficients(self.head(features), cells, class_logits_of(self.class_head, features))
+        return Coefficients(self.head(features), cells, logits_of(self.class_head, features))
 
 
 class ResNetBackbone(nn.Module):
@@ -241,7 +241,13 @@ class QuadraticFeatures(nn.Module):
         return torch.cat([x, squares, x[:, self.rows] * x[:, self.columns]], dim=1)
 
 
-def class_logits_of(head: nn.Linear | None, features: Tensor) -> Tensor | None:
+def class_head(backbone: nn.Module, features: int, classes: int) -> nn.Linear | None:
+    r"""Returns an untrained class head on all features, or on as many as the backbone says."""
+    read = int(getattr(backbone, "class_features", features))
+    return nn.Linear(read, classes) if classes else None
+
+
+def logits_of(head: nn.Linear | None, features: Tensor) -> Tensor | None:
     r"""Returns the class logits of a head on the first of some features, all that it takes."""
     if head is None:
         return None

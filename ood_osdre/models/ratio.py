@@ -37,7 +37,8 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from .bases import TemporalBasis
-from .networks import CoefficientNetwork, Coefficients, Prediction, class_logits_of, zeroed
+from .networks import CoefficientNetwork, Coefficients, Prediction, class_head, logits_of, zeroed
+from .speed import deployed
 
 # A part that varies less than this, as a share of its largest value, does not: that is rounding.
 LEAST_SPREAD = 1e-6
@@ -92,7 +93,7 @@ class RatioModel(nn.Module, abc.ABC):
     @torch.no_grad()
     def fold(self) -> "RatioModel":
         r"""Returns the model to deploy, in evaluation mode, sharing no memory with this one."""
-        return copy.deepcopy(self).eval()
+        return deployed(self)
 
 
 class OneStepRatio(RatioModel):
@@ -176,7 +177,7 @@ class OneStepRatio(RatioModel):
         r"""Returns the same scorer with the basis folded into a head of one output.
 
         The folded scorer shares no memory with this one and is in evaluation mode. In float32 it
-        agrees up to rounding: within 1e-6 of
+        agrees up to rounding, of the fast network's merged norms and, beside that, within 1e-6 of
         :math:`K^{-1/2} \sum_k | h_k(x) \, \bar{g}_k |`.
 
         Raises:
@@ -200,7 +201,7 @@ class OneStepRatio(RatioModel):
         folded.bias.zero_()
         if head.bias is not None:
             folded.bias.copy_(self.scale * integral @ head.bias.double())
-        backbone, class_head = copy.deepcopy((network.backbone, network.class_head))
+        backbone, class_head = deployed(network.backbone), copy.deepcopy(network.class_head)
         return FoldedRatio(backbone, folded, class_head).eval()
 
     def _contract(self, h: Tensor, g: Tensor) -> Tensor:
@@ -235,7 +236,7 @@ class FoldedRatio(RatioModel):
     def outputs(self, x: Tensor) -> Prediction:
         r"""Returns the log-ratios and the class logits of inputs :math:`(B, *)`."""
         features = self.backbone(x)
-        return Prediction(self._log_ratio(features), class_logits_of(self.class_head, features))
+        return Prediction(self._log_ratio(features), logits_of(self.class_head, features))
 
     def log_ratio(self, x: Tensor) -> Tensor:
         r"""Returns the log-ratio, without evaluating the class head."""
@@ -267,8 +268,7 @@ class DirectRatio(FoldedRatio):
 
     def __init__(self, backbone: nn.Module, features: int, classes: int = 0) -> None:
         head = zeroed(nn.Linear(features, 1))
-        read = getattr(backbone, "class_features", features)
-        super().__init__(backbone, head, nn.Linear(read, classes) if classes else None)
+        super().__init__(backbone, head, class_head(backbone, features, classes))
 
 
 class SummedScore(RatioModel):

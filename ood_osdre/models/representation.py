@@ -45,6 +45,7 @@ from .baselines import Classifier, TimeConditionedMLP, TimeConditionedRatio
 from .frozen import Features, named_layers, read_layers, unwrapped
 from .networks import MLP, Prediction
 from .ratio import FoldedRatio, RatioModel
+from .speed import deployed
 
 # Components with less than this share of the largest variance are taken for rounding: features
 # come in single precision.
@@ -82,9 +83,12 @@ class Whitening(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         r"""Returns the components, with shape :math:`(B, r)`, of features :math:`(B, F)`."""
+        centred = features.to(self.mean.dtype) - self.mean
+        # What is left of a folded one is a difference, which autocast leaves alone.
+        if self.matrix is None:
+            return centred
         with torch.autocast(features.device.type, enabled=False):
-            centred = features.to(self.mean.dtype) - self.mean
-            return centred if self.matrix is None else centred @ self.matrix
+            return centred @ self.matrix
 
 
 def whitening_of(id_features: Tensor, reference_features: Tensor, rank: int | None) -> Whitening:
@@ -220,8 +224,8 @@ class RepresentationRatio(RatioModel):
 
     @torch.no_grad()
     def fold(self) -> "RepresentationRatio":
-        r"""Returns the same with the head folded and the whitening merged into it."""
-        classifier = copy.deepcopy(self.classifier)
+        r"""Returns the same with the head folded, and what can be merged: whitening, norms."""
+        classifier = deployed(self.classifier, self.layers)
         return RepresentationRatio(classifier, self.ratio.fold(), self.layers).eval()
 
 

@@ -22,16 +22,19 @@ References:
     | https://arxiv.org/abs/2404.00498
 """
 
-__all__ = ["ShieldedBackbone", "SpeedBackbone", "class_logits"]
+__all__ = ["ShieldedBackbone", "SpeedBackbone", "class_logits", "deployed"]
 
-from typing import Any
+import copy
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
 from ..errors import UserError
-from .networks import class_logits_of
+from .networks import logits_of
 
 #: The channels of the three groups of width 1.
 CHANNELS = (32, 128, 128)
@@ -46,6 +49,9 @@ LEAST_SIDE = 16
 PIECE = 64
 # The width of what mixes the features that a shielded ratio reads.
 MIXED = 128
+
+
+M = TypeVar("M", bound=nn.Module)
 
 
 class SpeedBackbone(nn.Module):
@@ -124,6 +130,12 @@ class SpeedBackbone(nn.Module):
         r"""Returns the first layer's maps, with shape :math:`(B, 24, H - 1, W - 1)`."""
         return F.gelu(F.conv2d(x, self.whitening))
 
+    def merge(self) -> None:
+        r"""Merges what normalises into the convolutions before it, in evaluation mode, for good."""
+        for group in self.groups:
+            assert isinstance(group, nn.Sequential)
+            _merge_norms(group)
+
 
 class ShieldedBackbone(nn.Module):
     r"""The fast network and what a ratio reads of it, side by side: class and ratio features.
@@ -167,6 +179,12 @@ class ShieldedBackbone(nn.Module):
         self.trunk.eval()
         return self
 
+    def merge(self) -> None:
+        r"""Does as :meth:`SpeedBackbone.merge` to the branch and to what mixes the features."""
+        for part in (self.branch, self.mixer):
+            if part is not None:
+                _merge_norms(part)
+
     def content(self, x: Tensor) -> Tensor:
         r"""Returns the class features, with shape :math:`(B, F)`; in training, to train on them."""
         self.trunk.train(self.training)
@@ -205,9 +223,47 @@ def class_logits(model: Any, outputs: Any, x: Tensor) -> Tensor | None:  # noqa:
     backbone = getattr(network, "backbone", None)
     if not isinstance(backbone, ShieldedBackbone):
         return outputs.logits
-    logits = class_logits_of(network.class_head, backbone.content(x))
+    logits = logits_of(network.class_head, backbone.content(x))
     # Under autocast they come in half precision, as all outputs that losses are given in single.
     return None if logits is None else logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+@torch.no_grad()
+def deployed(module: M, layers: Sequence[str] = ()) -> M:
+    r"""Returns a copy in evaluation mode, with norms merged into the layers before them.
+
+    It agrees up to rounding. Networks other than those of this module are copied as they are.
+
+    Arguments:
+        module: A module that may hold such networks.
+        layers: Names of layers that are read. Where one is within a group of layers, nothing is
+            merged: its outputs would be others.
+    """
+    copied = copy.deepcopy(module).eval()
+    if any(layer.count(".") > 1 for layer in layers):
+        return copied
+    for part in list(copied.modules()):
+        if isinstance(part, SpeedBackbone | ShieldedBackbone):
+            part.merge()
+    return copied
+
+
+def _merge_norms(layers: nn.Sequential) -> None:
+    r"""Merges norms into affine layers that they follow, at once or after a pooling by the largest."""
+    for i, norm in enumerate(layers):
+        if not isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d):
+            continue
+        pooled = i > 0 and isinstance(layers[i - 1], nn.MaxPool2d)
+        at = i - 1 - pooled
+        before = layers[at] if at >= 0 else None
+        # Scales that are positive, and they alone, leave the largest of a cell the largest.
+        if isinstance(before, nn.Conv2d) and not (pooled and (norm.weight <= 0).any()):
+            layers[at] = fuse_conv_bn_eval(before, norm)
+        elif isinstance(before, nn.Linear):
+            layers[at] = fuse_linear_bn_eval(before, norm)
+        else:
+            continue
+        layers[i] = nn.Identity()
 
 
 def _largest(maps: Tensor) -> Tensor:
