@@ -177,8 +177,8 @@ class OneStepRatio(RatioModel):
         r"""Returns the same scorer with the basis folded into a head of one output.
 
         The folded scorer shares no memory with this one and is in evaluation mode. In float32 it
-        agrees up to rounding, of the fast network's merged norms and, beside that, within 1e-6 of
-        :math:`K^{-1/2} \sum_k | h_k(x) \, \bar{g}_k |`.
+        agrees up to rounding: within 1e-6 of :math:`K^{-1/2} \sum_k | h_k(x) \, \bar{g}_k |`, and
+        what merged norms of the fast network add.
 
         Raises:
             TypeError: If the network is not a :class:`CoefficientNetwork` whose head is an affine
@@ -189,24 +189,20 @@ class OneStepRatio(RatioModel):
         hooked = any(m._forward_hooks or m._forward_pre_hooks for m in (network, head))
         # Exact types: a subclass, like a hook, may do something else to the head's output.
         if type(network) is not CoefficientNetwork or type(head) is not nn.Linear or hooked:
-            raise TypeError(
-                f"fold: got {type(network).__name__} with head {type(head).__name__}, "
-                f"{'with' if hooked else 'without'} hooks; expected a plain CoefficientNetwork "
-                "with a plain nn.Linear, without."
-            )
+            hooks = f"head {type(head).__name__}, {'with' if hooked else 'without'} hooks"
+            wanted = "expected a plain CoefficientNetwork with a plain nn.Linear, without"
+            raise TypeError(f"fold: got {type(network).__name__} with {hooks}; {wanted}.")
         # In float64, so that the only rounding is that of the weights themselves.
         integral = copy.deepcopy(self.basis).double().integral()
         folded = nn.Linear(head.in_features, 1).to(head.weight)
         folded.weight.copy_((self.scale * integral @ head.weight.double())[None])
-        folded.bias.zero_()
-        if head.bias is not None:
-            folded.bias.copy_(self.scale * integral @ head.bias.double())
+        bias = head.bias if head.bias is not None else torch.zeros_like(head.weight[:, 0])
+        folded.bias.copy_(self.scale * integral @ bias.double())
         backbone, class_head = deployed(network.backbone), copy.deepcopy(network.class_head)
         return FoldedRatio(backbone, folded, class_head).eval()
 
     def _contract(self, h: Tensor, g: Tensor) -> Tensor:
-        times = tuple(g.shape[:-1])
-        assert g.ndim <= h.ndim, f"t: got shape {times} for coefficients {tuple(h.shape)}."
+        assert g.ndim <= h.ndim, f"t: got shape {tuple(g.shape[:-1])}, h has {tuple(h.shape)}."
         # Elementwise products and a sum, not a matrix product, which autocast would take to half
         # precision and some GPUs to TF32.
         h = h.to(torch.promote_types(h.dtype, torch.float32))
@@ -243,8 +239,12 @@ class FoldedRatio(RatioModel):
         return self._log_ratio(self.backbone(x))
 
     def _log_ratio(self, features: Tensor) -> Tensor:
-        with torch.autocast(features.device.type, enabled=False):
-            return self.head(features.to(self.head.weight.dtype)).squeeze(-1)
+        features = features.to(self.head.weight.dtype)
+        found = self.head(features)
+        if found.dtype != features.dtype:  # autocast; to switch it off costs more than a head
+            with torch.autocast(features.device.type, enabled=False):
+                found = self.head(features)
+        return found.squeeze(-1)
 
 
 class DirectRatio(FoldedRatio):
