@@ -6,8 +6,8 @@ A network offers features in one of three ways, tried in this order:
 2. `net(x, return_feature=True)`, which returns logits and features, the convention of OpenOOD;
 3. `net.forward_features(x)` and `net.forward_head(·, pre_logits=True)`, the convention of timm.
 
-A network that offers none of them is refused; no layer is guessed. Feature maps
-:math:`(B, F, H, W)` are averaged over their cells and tokens :math:`(B, N, F)` over :math:`N`.
+A network that offers none of them is refused; no layer is guessed. Maps are averaged over their
+cells, tokens over their number; :mod:`ood_osdre.models.axes` finds which axes these are.
 
 While a network is evaluated, all of its modules are in evaluation mode. Afterwards each is in its
 own mode again. One layer of dropout or batch normalisation left in training mode would make scores
@@ -37,6 +37,10 @@ from torch import Tensor, nn
 
 from ..data.inputs import IMAGE_KEYS, split_item
 from ..errors import UserError, one_line
+from .axes import FAILURES, Call, Take, read_outputs
+
+# What errors call the features that networks offer themselves.
+OPENOOD, TIMM = "forward(x, return_feature=True)", "forward_head(x, pre_logits=True)"
 
 
 class Features(NamedTuple):
@@ -86,10 +90,8 @@ def extract_features(net: nn.Module, x: Tensor, layers: Sequence[str] = ()) -> F
             return Features(read, result if is_logits else None)
         if "return_feature" in inspect.signature(bare.forward).parameters:
             with explained(bare, x):
-                output = net(x, return_feature=True)
-            logits, *features = output if isinstance(output, tuple) else (output,)
-            pooled = _pooled(features, f"{name}: forward(x, return_feature=True)")
-            return Features(pooled, logits if isinstance(logits, Tensor) else None)
+                features, logits = read_outputs(bare, _by_return_feature(net), x, [OPENOOD], name)
+            return Features(features, logits if isinstance(logits, Tensor) else None)
         if _is_timm(bare):
             return _by_timm(bare, x)
     raise _no_features(bare, "features")
@@ -125,22 +127,33 @@ def read_layers(net: nn.Module, modules: Mapping[str, nn.Module], x: Tensor) -> 
         :math:`(B, F)`, and whatever the network returned.
 
     Raises:
-        UserError: If a layer returns no features, or takes part more than once.
+        UserError: If a layer returns no features, or takes part more than once or never.
     """
-    caught: dict[str, list[object]] = {name: [] for name in modules}
+    names = {name: f"layer {name!r}" for name in modules}
 
-    def hook(name: str) -> Callable[..., None]:
-        return lambda module, args, output: caught[name].append(output)
+    def call(x: Tensor, take: Take) -> Any:  # noqa: ANN401
+        def hook(name: str) -> Callable[..., None]:
+            return lambda module, args, output: take(names[name], output)
 
-    handles = [module.register_forward_hook(hook(name)) for name, module in modules.items()]
-    try:
-        output = net(x)
-    finally:
-        for handle in handles:
-            handle.remove()
-    what = type(unwrapped(net)).__name__
-    parts = [_pooled(outputs, f"{what}: layer {name!r}") for name, outputs in caught.items()]
-    return torch.cat(parts, dim=1), output
+        handles = [module.register_forward_hook(hook(name)) for name, module in modules.items()]
+        try:
+            return net(x)
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    bare = unwrapped(net)
+    return read_outputs(bare, call, x, list(names.values()), type(bare).__name__)
+
+
+def _by_return_feature(net: nn.Module) -> Call:
+    def call(x: Tensor, take: Take) -> object:
+        output = net(x, return_feature=True)
+        logits, *features = output if isinstance(output, tuple) else (output,)
+        take(OPENOOD, features)
+        return logits
+
+    return call
 
 
 def _no_features(net: nn.Module, wanted: str) -> UserError:
@@ -190,8 +203,7 @@ def explained(net: nn.Module, x: Tensor) -> Iterator[None]:
         yield
     except UserError:
         raise
-    # What modules, timm's among them, raise for inputs of another type, shape or dtype.
-    except (RuntimeError, ValueError, TypeError, AssertionError) as error:
+    except FAILURES as error:
         kind = str(getattr(x, "dtype", type(x))).removeprefix("torch.")
         raise UserError(
             f"{type(net).__name__}: fails on {kind} inputs of shape "
@@ -270,23 +282,14 @@ def _by_timm(net: nn.Module, x: Tensor) -> Features:
     # To a type checker, an attribute of a module is a tensor or a module.
     trunk = cast(Callable[..., Tensor], net.forward_features)
     head = cast(Callable[..., Tensor], net.forward_head)
-    with explained(net, x):
+
+    def call(x: Tensor, take: Take) -> Tensor:
         hidden = trunk(x)
-        features = head(hidden, pre_logits=True)
+        take(TIMM, head(hidden, pre_logits=True))
+        return hidden
+
+    with explained(net, x):
+        features, hidden = read_outputs(net, call, x, [TIMM], type(net).__name__)
         # timm builds networks without classes, too.
         logits = head(hidden) if getattr(net, "num_classes", 0) else None
-    return Features(_pooled([features], type(net).__name__), logits)
-
-
-def _pooled(outputs: Sequence[object], what: str) -> Tensor:
-    r"""Returns the one tensor of features among outputs, without cells or tokens."""
-    features = outputs[0] if len(outputs) == 1 else None
-    if not isinstance(features, Tensor) or features.ndim not in (2, 3, 4):
-        found = [tuple(o.shape) if isinstance(o, Tensor) else type(o).__name__ for o in outputs]
-        raise UserError(
-            f"{what}: got {found} for features, expected one tensor with shape (B, F), "
-            "(B, F, H, W) or (B, N, F)."
-        )
-    if features.ndim > 2:
-        features = features.mean(dim=(2, 3) if features.ndim == 4 else 1)
-    return features.to(torch.promote_types(features.dtype, torch.float32))
+    return Features(features, logits)
