@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from .detectors import Scorer, load_scorer
 from .errors import UserError, exit_status
-from .files import atomic_path
+from .files import atomic_path, local
 from .models import FoldedRatio, Prediction, RatioModel, RepresentationRatio, SummedScore
 
 # The largest difference from the original, as a share of an output's standard deviation.
@@ -91,12 +91,12 @@ def export_scorer(scorer: Scorer, path: Path) -> float:
                 f"{path}: got a {type(inner).__name__}, only one-step and direct ratios can be "
                 "exported."
             )
-    module = DeployedScorer(scorer).eval()
     size = scorer.metadata["size"]
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(256, (SAMPLES, size, size, 3), generator=generator, dtype=torch.uint8)
     # Of the scorer, not of the module: its preprocessing is to be right, too.
     expected = _outputs(scorer, images)
+    module = DeployedScorer(scorer).eval()
     with atomic_path(path) as temporary:
         run = writers[path.suffix](module, images, temporary)
         # One at a time as well as together: the batch is free.
@@ -190,8 +190,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="a run folder")
-    parser.add_argument("file", type=Path, metavar="FILE", help="ends in .onnx or .pt2")
+    parser.add_argument("checkpoint", type=local, metavar="CHECKPOINT", help="a run folder")
+    parser.add_argument("file", type=local, metavar="FILE", help="ends in .onnx or .pt2")
     args = parser.parse_args(argv)
     return exit_status(lambda: run(args))
 

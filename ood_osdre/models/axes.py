@@ -17,7 +17,7 @@ Features are means over all axes but these two. What cannot be told apart is ref
 list or a mapping stands for the tensors in it, side by side in their order.
 """
 
-__all__ = ["FAILURES", "Axes", "Call", "Take", "read_outputs"]
+__all__ = ["FAILURES", "Axes", "Call", "Known", "Take", "read_outputs"]
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -81,7 +81,12 @@ KNOWN: "WeakKeyDictionary[nn.Module, Known]" = WeakKeyDictionary()
 
 
 def read_outputs(
-    net: nn.Module, call: Call, x: Tensor, names: Sequence[str], what: str
+    net: nn.Module,
+    call: Call,
+    x: Tensor,
+    names: Sequence[str],
+    what: str,
+    known: Known | None = None,
 ) -> tuple[Tensor, Any]:
     r"""Runs a network and returns the features in some of its outputs.
 
@@ -91,6 +96,7 @@ def read_outputs(
         x: Its inputs, with shape :math:`(B, *)`.
         names: The names of the outputs.
         what: What to call the network in errors.
+        known: Where to keep what was measured; None to keep it for as long as the network lives.
 
     Returns:
         The features side by side, in the order of names, at least in single precision, with shape
@@ -99,11 +105,12 @@ def read_outputs(
     Raises:
         UserError: If an output is not there once, or has no row for each input or no features.
     """
-    known, shape = KNOWN.setdefault(net, {}), tuple(x.shape[1:])
+    known = KNOWN.setdefault(net, {}) if known is None else known
+    shape = tuple(x.shape[1:])
     rows: dict[str, Tensor] = {}
 
     def take(name: str, output: object) -> None:
-        tensors, count, axes = list(_tensors_in(output)), len(x), known.get((name, shape))
+        tensors, count, axes = list(_tensors_in(output)), x.shape[0], known.get((name, shape))
         if axes is None and not all(_is_plain(t, count) for t in tensors):
             raise _UnmeasuredError
         parts = [_rows(t, count, a) for t, a in zip_longest(tensors, axes or [])]

@@ -37,7 +37,7 @@ from torch import Tensor, nn
 
 from ..data.inputs import IMAGE_KEYS, split_item
 from ..errors import UserError, one_line
-from .axes import FAILURES, Call, Take, read_outputs
+from .axes import FAILURES, Call, Known, Take, read_outputs
 
 # What errors call the features that networks offer themselves.
 OPENOOD, TIMM = "forward(x, return_feature=True)", "forward_head(x, pre_logits=True)"
@@ -114,13 +114,16 @@ def named_layers(net: nn.Module, layers: Sequence[str]) -> dict[str, nn.Module]:
     return {layer: modules[layer] for layer in layers}
 
 
-def read_layers(net: nn.Module, modules: Mapping[str, nn.Module], x: Tensor) -> tuple[Tensor, Any]:
+def read_layers(
+    net: nn.Module, modules: Mapping[str, nn.Module], x: Tensor, known: Known | None = None
+) -> tuple[Tensor, Any]:
     r"""Evaluates a network, once, and returns the features of some of its layers, and its output.
 
     Arguments:
         net: The network.
         modules: The layers by name, modules of it.
         x: Its inputs, with shape :math:`(B, *)`.
+        known: Where to keep the axes of the layers, as for :func:`~.axes.read_outputs`.
 
     Returns:
         The pooled features of all layers side by side, at least in single precision, with shape
@@ -143,7 +146,7 @@ def read_layers(net: nn.Module, modules: Mapping[str, nn.Module], x: Tensor) -> 
                 handle.remove()
 
     bare = unwrapped(net)
-    return read_outputs(bare, call, x, list(names.values()), type(bare).__name__)
+    return read_outputs(bare, call, x, list(names.values()), type(bare).__name__, known)
 
 
 def _by_return_feature(net: nn.Module) -> Call:

@@ -41,6 +41,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UserError
+from .axes import Known
 from .baselines import Classifier, TimeConditionedMLP, TimeConditionedRatio
 from .frozen import Features, named_layers, read_layers, unwrapped
 from .networks import MLP, Prediction
@@ -202,6 +203,8 @@ class RepresentationRatio(RatioModel):
         named_layers(classifier.backbone, layers)
         self.classifier = classifier.requires_grad_(False)
         self.ratio, self.layers = ratio, tuple(layers)
+        # Kept by copies, too: a program that is exported measures nothing.
+        self.axes: Known = {}
 
     @property
     def backbone(self) -> nn.Module:
@@ -219,23 +222,28 @@ class RepresentationRatio(RatioModel):
         Arguments:
             x: The images, with shape :math:`(B, C, H, W)`.
         """
-        features, logits = classifier_features(self.classifier, x, self.layers)
+        features, logits = classifier_features(self.classifier, x, self.layers, self.axes)
         return Prediction(self.ratio.log_ratio(features), logits)
 
     @torch.no_grad()
     def fold(self) -> "RepresentationRatio":
         r"""Returns the same with the head folded, and what can be merged: whitening, norms."""
         classifier = deployed(self.classifier, self.layers)
-        return RepresentationRatio(classifier, self.ratio.fold(), self.layers).eval()
+        folded = RepresentationRatio(classifier, self.ratio.fold(), self.layers)
+        folded.axes = self.axes
+        return folded.eval()
 
 
-def classifier_features(classifier: Classifier, x: Tensor, layers: Sequence[str] = ()) -> Features:
+def classifier_features(
+    classifier: Classifier, x: Tensor, layers: Sequence[str] = (), known: Known | None = None
+) -> Features:
     r"""Evaluates a classifier once, in the mode it is in.
 
     Arguments:
         classifier: The classifier.
         x: The images, with shape :math:`(B, C, H, W)`.
         layers: As for :class:`RepresentationRatio`.
+        known: As for :func:`~ood_osdre.models.frozen.read_layers`.
 
     Returns:
         The features, with shape :math:`(B, F)`, and the class logits.
@@ -243,7 +251,7 @@ def classifier_features(classifier: Classifier, x: Tensor, layers: Sequence[str]
     backbone = classifier.backbone
     if layers:
         modules = {layer: backbone.get_submodule(layer) for layer in layers}
-        features, final = read_layers(backbone, modules, x)
+        features, final = read_layers(backbone, modules, x, known)
     else:
         features = final = backbone(x)
     single = torch.promote_types(features.dtype, torch.float32)
