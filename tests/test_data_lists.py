@@ -5,8 +5,9 @@ import os
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
-from ood_osdre.data.lists import list_folder, parse_list, read_list, write_list
+from ood_osdre.data.lists import image_suffixes, list_folder, parse_list, read_list, write_list
 from ood_osdre.errors import UserError
 
 
@@ -82,6 +83,37 @@ def test_folder_lists_its_images_in_order(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="got none, expected images"):
         list_folder(tmp_path / "empty")
+
+
+def test_a_folder_yields_what_its_user_sees(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shown = ("a/1.jpg", "a b/2.JFIF", "a.b/3.avif", "a-b/4.jp2", "5.tga", "b/6.webp")
+    fill(tmp_path, *shown, ".DS_Store", "b/notes.txt", "b/data.h5", "README")
+    assert not caplog.records
+    # In the order of sorted paths, which is not that of sorted text.
+    assert list(list_folder(tmp_path).names) == [
+        p.relative_to(tmp_path).as_posix()
+        for p in sorted(tmp_path.rglob("*"))
+        if p.relative_to(tmp_path).as_posix() in shown
+    ]
+    (told,) = caplog.messages
+    assert "3 files are no images and left out (1 .h5, 1 .txt, 1 without suffix)" in told
+    caplog.clear()
+    fill(tmp_path / "c", "._1.jpg", ".ipynb_checkpoints/1-checkpoint.jpg", "1.jpg")
+    assert list_folder(tmp_path / "c").names == ("1.jpg",)
+    assert "2 files are no images and left out (2 hidden)" in caplog.text
+
+
+def test_every_suffix_of_an_image_is_one_that_pillow_writes_and_reads(tmp_path: Path) -> None:
+    image = Image.new("RGB", (8, 8), (1, 2, 3)).quantize()
+    for suffix in (".gif", ".im", ".jfif", ".jpe", ".pcx", ".qoi", ".sgi", ".tga", ".tif", ".dib"):
+        with_mode = image if suffix in (".gif", ".pcx") else image.convert("RGB")
+        with_mode.save(tmp_path / f"1{suffix}")
+        with Image.open(tmp_path / f"1{suffix}") as read:
+            read.load()
+        assert suffix in image_suffixes()
+    assert not {".txt", ".json", ".npy", ".h5", ".mpg", ".pdf", ""} & image_suffixes()
 
 
 def fill(folder: Path, *names: str) -> None:

@@ -5,14 +5,18 @@ space, so paths may contain spaces; blank lines are skipped. Labels are integers
 that belongs to no ID class.
 """
 
-__all__ = ["ImageList", "list_folder", "parse_list", "read_list", "write_list"]
+__all__ = ["ImageList", "image_suffixes", "list_folder", "parse_list", "read_list", "write_list"]
 
 import hashlib
+import logging
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from PIL import Image
 
 from ..errors import UserError, one_line
 from ..files import is_regular, write_text_atomic
@@ -20,9 +24,10 @@ from ..files import is_regular, write_text_atomic
 SHOWN = 10
 # More digits than any set has classes, and fewer than an int64 has.
 LABEL = re.compile(r"-1|\d{1,9}")
-EXTENSIONS = frozenset(
-    (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
-)
+# Formats that Pillow recognises, but leaves to other programs to read.
+STUBS = frozenset(("BUFR", "GRIB", "HDF5", "MPEG", "WMF"))
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -85,11 +90,18 @@ def read_list(path: Path) -> ImageList:
     return parse_list(text, str(path))
 
 
-def list_folder(folder: Path) -> ImageList:
-    r"""Lists every image file below a folder, in sorted order, with label -1.
+def image_suffixes() -> frozenset[str]:
+    r"""Returns the suffixes of images that Pillow reads, those of its plug-ins among them."""
+    known = Image.registered_extensions()
+    return frozenset(s for s, kind in known.items() if kind in Image.OPEN and kind not in STUBS)
 
-    Links to files and folders are followed; one to a folder above itself is left out, as what
-    it leads to is listed already.
+
+def list_folder(folder: Path) -> ImageList:
+    r"""Lists every image file below a folder, in the order of sorted paths, with label -1.
+
+    An image is what has one of :func:`image_suffixes`. What begins with a dot is hidden and left
+    out, as are other files; what is left out is counted in one warning. Links to files and folders
+    are followed; one to a folder above itself is left out, as what it leads to is listed already.
 
     Arguments:
         folder: The folder.
@@ -98,7 +110,19 @@ def list_folder(folder: Path) -> ImageList:
         UserError: If there is none, a folder cannot be read, or the name of an image leads to no
             regular file or is not UTF-8, as list files are.
     """
-    names = sorted(_walk(folder))
+    suffixes, left_out = image_suffixes(), Counter[str]()
+    names = []
+    for name in _walk(folder):
+        suffix = os.path.splitext(name)[1].lower()
+        if os.path.basename(name.rstrip("/")).startswith("."):
+            # Of hidden files nobody misses those that are no images.
+            left_out["hidden"] += name.endswith("/") or suffix in suffixes
+        elif suffix in suffixes:
+            names.append(name)
+        else:
+            left_out[suffix or "without suffix"] += 1
+    # As `sorted(folder.rglob("*"))` has them: folder by folder.
+    names.sort(key=lambda name: name.split("/"))
     bad = [
         name
         for name in names
@@ -107,13 +131,16 @@ def list_folder(folder: Path) -> ImageList:
     ]
     if bad or not names:
         found = first(bad, "other file") if bad else "none"
-        kinds = " ".join(sorted(EXTENSIONS))
+        kinds = " ".join(sorted(suffixes))
         raise UserError(f"{folder}: got {found}, expected images ({kinds}) with names in UTF-8")
+    if count := left_out.total():
+        kinds = ", ".join(f"{n} {kind}" for kind, n in sorted(left_out.items()) if n)
+        log.warning("%s: %d files are no images and left out (%s)", folder, count, kinds)
     return image_list(names, [-1] * len(names))
 
 
 def _walk(folder: Path) -> Iterator[str]:
-    r"""Yields the relative paths of what has the name of an image."""
+    r"""Yields the relative paths of files, and with a slash at their end of hidden folders."""
 
     def refuse(error: OSError) -> None:
         raise UserError(f"{error.filename}: cannot be read ({error.strerror})")
@@ -121,13 +148,12 @@ def _walk(folder: Path) -> Iterator[str]:
     above = {os.fspath(folder): frozenset[str]()}
     for here, folders, files in os.walk(folder, onerror=refuse, followlinks=True):
         known = above.pop(here) | {os.path.realpath(here)}
-        paths = {name: os.path.join(here, name) for name in folders}
-        folders[:] = [name for name, p in paths.items() if os.path.realpath(p) not in known]
-        above |= {paths[name]: known for name in folders}
         below = here.removeprefix(os.fspath(folder)).lstrip("/")
-        for name in files:
-            if os.path.splitext(name)[1].lower() in EXTENSIONS:
-                yield os.path.join(below, name)
+        yield from (os.path.join(below, name, "") for name in folders if name.startswith("."))
+        paths = {n: os.path.join(here, n) for n in folders if not n.startswith(".")}
+        folders[:] = [name for name, path in paths.items() if os.path.realpath(path) not in known]
+        above |= {paths[name]: known for name in folders}
+        yield from (os.path.join(below, name) for name in files)
 
 
 def write_list(path: Path, names: Iterable[str], labels: Iterable[int]) -> None:
