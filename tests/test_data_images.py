@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 from torchvision.transforms import CenterCrop, InterpolationMode, Resize
 
 from ood_osdre.data import images
@@ -30,6 +30,30 @@ from ood_osdre.errors import UserError
 SHAPE = (5, 4, 4, 3)
 PIXELS = np.arange(np.prod(SHAPE), dtype=np.uint8).reshape(SHAPE)
 RAMP = np.linspace(0, 255, 32).round().astype(np.uint8)[None].repeat(32, 0)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "TIFF", "WEBP"])
+def test_a_photograph_is_turned_as_its_tag_says(tmp_path: Path, kind: str) -> None:
+    r"""As viewers show it; the sets of benchmarks have no such tag."""
+    stored = np.random.default_rng(0).integers(0, 256, (9, 14, 3), dtype=np.uint8)
+    path = tmp_path / "photo.dat"
+    for tag in range(1, 9):
+        exif = Image.Exif()
+        exif[0x0112] = tag
+        options = {"lossless": True} if kind == "WEBP" else {}
+        Image.fromarray(stored).save(path, kind, exif=exif, **options)
+        with Image.open(path) as image:
+            shown = np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
+            with Image.open(path) as same:
+                found = [square(same, 8), square(same, 8)]  # also of one that was read before
+        expected = square(Image.fromarray(shown), 8)
+        assert all(np.array_equal(x, expected) for x in [*found, decode(path, 8)])
+
+
+def test_a_damaged_tag_spoils_no_image(tmp_path: Path) -> None:
+    stored = np.full((8, 8, 3), 9, np.uint8)
+    Image.fromarray(stored).save(tmp_path / "a.png", exif=b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12")
+    assert np.array_equal(decode(tmp_path / "a.png", 8), stored)
 
 
 @pytest.mark.parametrize("w", [1, 20, 28, 31, 32, 33, 50, 64, 97])

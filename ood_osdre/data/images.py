@@ -2,6 +2,8 @@ r"""Decoding of image files, and the cache of decoded arrays.
 
 ID, reference and OOD images all go through one preprocessing, OpenOOD's: RGB, the shorter side
 resized to :math:`S` pixels (bilinear, with antialiasing), the central :math:`S \times S` crop.
+One thing comes before: a photograph that its EXIF tag turns is turned, as every viewer shows it.
+OpenOOD's loader leaves it as it is stored; no image of the sets for CIFAR has the tag.
 
 Decoding tens of thousands of small files is slow, so each set is decoded once into one uint8
 `.npy` file that is mapped into memory afterwards. Its name holds a key of everything the result
@@ -20,6 +22,7 @@ __all__ = [
     "cached_array",
     "decode",
     "decode_all",
+    "is_image",
     "square",
 ]
 
@@ -27,6 +30,7 @@ import contextlib
 import hashlib
 import logging
 import os
+import struct
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -40,17 +44,28 @@ from tqdm import tqdm
 
 from ..errors import UserError, one_line
 from ..files import atomic_path, is_regular, map_array, stat, sweep
-from .lists import first
+from .lists import first, image_suffixes
 
 # What Pillow raises for damaged files, depending on their format, and for those of absurd size.
 DAMAGE = (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError)
 
 #: To be raised whenever the same file would decode to other pixels.
-VERSION = 2
+VERSION = 3
 #: Rounding of pixels that were resized or cropped in floats.
 SLACK = 1e-3
 # The images that a thread decodes before it reports.
 TOGETHER = 64
+# The EXIF tag of how a camera was held, and what undoes each of its values.
+ORIENTATION = 0x0112
+TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 # Files of 16-bit grey that Pillow may hold in 32 bits.
 WIDE_FORMATS = ("PNG", "PPM")
 
@@ -99,6 +114,8 @@ def as_uint8(pixels: NDArray[Any], top: int = 1) -> NDArray[np.uint8]:
 def square(image: Image.Image, size: int) -> NDArray[np.uint8]:
     r"""Returns an image as RGB, :math:`(S, S, 3)`: its shorter side resized, its centre cropped.
 
+    It is turned as its EXIF tag says.
+
     Arguments:
         image: An image of any mode and size.
         size: The side :math:`S`.
@@ -107,16 +124,34 @@ def square(image: Image.Image, size: int) -> NDArray[np.uint8]:
         ValueError: As :func:`as_rgb`, or if there are no pixels.
     """
     w, h = image.size
-    short = min(w, h)
-    if not short:
+    if not min(w, h):
         raise ValueError(f"an image of {w} x {h} pixels")
     rgb = as_rgb(image)
+    with contextlib.suppress(*DAMAGE, LookupError, TypeError, struct.error):  # of the tags alone
+        # After the pixels: some formats are turned, and have lost their tag, once they are read.
+        if (tag := image.getexif().get(ORIENTATION)) in TURNS:
+            rgb = rgb.transpose(TURNS[tag])
+    w, h = rgb.size
+    short = min(w, h)
     if short != size:
         # Integer arithmetic of torchvision's Resize; its CenterCrop rounds the offset.
         w, h = (size, size * h // short) if w == short else (size * w // short, size)
         rgb = rgb.resize((w, h), Image.Resampling.BILINEAR)
     left, top = round((w - size) / 2), round((h - size) / 2)
     return np.asarray(rgb)[top : top + size, left : left + size]
+
+
+def is_image(path: Path) -> bool:
+    r"""Returns whether a file is one image, by its suffix or else by its content."""
+    if not is_regular(path):
+        return False
+    if path.suffix.lower() in image_suffixes():
+        return True
+    try:
+        with Image.open(path):
+            return True
+    except DAMAGE:
+        return False
 
 
 def decode(path: Path, size: int) -> NDArray[np.uint8]:
