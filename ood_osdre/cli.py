@@ -20,6 +20,7 @@ from .config import Config, load_config, shortened, with_seed
 from .data.manifests import BENCHMARKS, benchmark_names
 from .errors import FAILED, UserError, count, exit_status, number
 from .evaluation.records import read_record
+from .files import local
 from .resources import names
 from .sections import FITTED
 from .training.run import MODEL_FILE, RECORD, RESULTS, STATES, holds, locked, refuse_existing
@@ -30,8 +31,7 @@ if TYPE_CHECKING:
     from .data import BenchmarkData, Manifest
     from .evaluation.tables import MetricsTable
 
-UNFINISHED = 3
-COMMAND = "ood-osdre-eval"  # of an installed package
+UNFINISHED, COMMAND = 3, "ood-osdre-eval"  # of an installed package
 EPILOG = """\
 examples:
   %(prog)s --id digits
@@ -63,17 +63,17 @@ def parser() -> argparse.ArgumentParser:
     add("--benchmark", metavar="NAME|FILE", help=f"{known} (default: what is whole)")
     known = ", ".join(names("configs"))
     add("--config", metavar="NAME|FILE", help=f"{known} (default: by --id and device)")
-    add("--data-root", type=Path, default=Path("data"), metavar="DIR", help="default: ./data")
-    add("--cache-dir", type=Path, metavar="DIR", help="decoded images (default: in data root)")
+    add("--data-root", type=local, default=Path("data"), metavar="DIR", help="default: ./data")
+    add("--cache-dir", type=local, metavar="DIR", help="decoded images (default: in data root)")
     known = "a name of the benchmark's, a folder, list file or .npy array"
     add("--reference", metavar="NAME|PATH", help=known)
     known = "of a head: a run folder, a file of weights, timm:NAME@FILE (default: trains one)"
     add("--classifier", metavar="SOURCE", help=known)
-    add("--checkpoint", type=Path, metavar="DIR", help="evaluate this run's model, no training")
+    add("--checkpoint", type=local, metavar="DIR", help="evaluate this run's model, no training")
     add("--seeds", type=count(1), default=1, metavar="N", help="runs with consecutive seeds")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1, ...")
     known = "run folder (default: in ./runs, named by what is run)"
-    add("--out", type=Path, metavar="DIR", help=known)
+    add("--out", type=local, metavar="DIR", help=known)
     add("--max-steps", type=count(1), metavar="N", help="shorten training to N steps")
     add("--time-budget", type=number(), metavar="S", help="save and stop after S seconds")
     known = "go on with the runs of the folder, options as before"

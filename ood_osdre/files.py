@@ -11,6 +11,7 @@ __all__ = [
     "atomic_path",
     "is_folder",
     "is_regular",
+    "local",
     "map_array",
     "stat",
     "sweep",
@@ -44,6 +45,11 @@ DAMAGE: tuple[type[Exception], ...] = (OSError, ValueError, EOFError, SyntaxErro
 DAMAGE += (TypeError, OverflowError, MemoryError, RecursionError)
 
 
+def local(path: str | os.PathLike[str]) -> Path:
+    r"""Returns a path as the user means it, `~` being their home: no shell has expanded it yet."""
+    return Path(os.path.expanduser(path))
+
+
 @contextmanager
 def atomic_path(path: str | os.PathLike[str], flush: bool = True) -> Iterator[Path]:
     r"""Gives a temporary path that becomes `path` if the block succeeds and vanishes if not.
@@ -67,7 +73,7 @@ def atomic_path(path: str | os.PathLike[str], flush: bool = True) -> Iterator[Pa
         ...     [path.name for path in Path(folder, "run").iterdir()]
         ['log.txt']
     """
-    target = Path(os.path.realpath(path))
+    target = Path(os.path.realpath(local(path)))
     temporary = target.with_name(f".{uuid.uuid4().hex}.tmp{target.suffix}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

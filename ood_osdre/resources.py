@@ -31,6 +31,7 @@ from typing import Any, TypeAlias
 import yaml
 
 from .errors import UserError, did_you_mean, one_line
+from .files import local
 from .options import flat, shown
 
 KINDS = ("configs", "data_manifests")
@@ -78,8 +79,8 @@ def find(kind: str, name: str) -> Path:
     if name in known:
         paths = (f / f"{name}{suffix}" for f in folders(kind) for suffix in SUFFIXES)
         return next(path for path in paths if path.is_file())
-    if os.path.isfile(name):  # Path.is_file raises an error for names no file can have
-        return Path(name)
+    if os.path.isfile(local(name)):  # Path.is_file raises an error for names no file can have
+        return local(name)
     raise UserError(
         f"{kind}: no file and no known name {name!r}{did_you_mean(name, known)}; "
         f"known: {', '.join(known) or 'none'}"

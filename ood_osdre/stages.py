@@ -35,6 +35,7 @@ from .detectors import (
 from .errors import UserError
 from .evaluation.evaluate import Validation, check_neighbours, score_parts, set_solver
 from .evaluation.records import identity
+from .files import local
 from .models import Classifier, NetworkDigest, RepresentationRatio, SummedScore
 from .sections import FITTED
 from .training import distributed
@@ -248,8 +249,8 @@ def _train_head(
 
 def read_member(source: str, config: Config, device: torch.device) -> TrainedModel:
     r"""Reads a finished run, that of the configuration's seed if the folder has several."""
-    seeded = Path(source) / f"seed-{config.training.seed}"
-    return read_model(seeded if seeded.is_dir() else Path(source), device)
+    seeded = local(source) / f"seed-{config.training.seed}"
+    return read_model(seeded if seeded.is_dir() else local(source), device)
 
 
 def add_up(trained: Mapping[str, TrainedModel], config: Config, id_val: ImageSet) -> TrainedModel:

@@ -35,6 +35,8 @@ LAYOUTS: dict[str, Callable[[], object]] = {
     "tensors": lambda: list(TENSOR),
     "Pillow": lambda: [(Image.fromarray(x), 0) for x in IMAGES],
     "set": lambda: ImageSet(IMAGES, np.zeros(5, np.int64), [""] * 5),
+    "Hugging Face's": lambda: [{"img": Image.fromarray(x), "label": 0} for x in IMAGES],
+    "its loader's": lambda: iter([{"pixel_values": PIXELS, "labels": torch.zeros(5)}]),
 }
 
 
@@ -57,15 +59,58 @@ def test_what_is_clearly_grey_is_read() -> None:
         (np.uint8([3, 1, 0, 2, 5]), [3, 1, 0, 2, 5]),
         (torch.arange(5), [0, 1, 2, 3, 4]),
         (list("abcde"), [-1] * 5),
-        (np.eye(5, dtype=int).tolist(), None),
+        (np.arange(5)[:, None], [0, 1, 2, 3, 4]),
+        (np.eye(5, dtype=int), [-1] * 5),
         (None, [-1] * 5),
     ],
 )
-def test_labels_are_integers_or_none(labels: object, expected: list[int] | None) -> None:
+def test_labels_are_integers_or_none(labels: object, expected: list[int]) -> None:
     of_items = [(x, None if labels is None else labels[i]) for i, x in enumerate(IMAGES)]
-    assert read(of_items, 32, "input").labels.tolist() == (expected or [-1] * 5)
-    if expected is not None:
-        assert read(iter([(IMAGES, labels)]), 32, "input").labels.tolist() == expected
+    for data in (of_items, iter([(IMAGES, labels)])):
+        found = read(data, 32, "input")
+        assert found.labels.tolist() == expected
+        assert bool(found.unlabelled) == (max(expected) < 0)
+
+
+@pytest.mark.parametrize("label", [-4, 2**64 - 1, "a", None, torch.eye(3).to_sparse(), [[1], 2]])
+def test_labels_are_not_looked_at_where_none_are_wanted(label: object) -> None:
+    for data in ([(x, label) for x in IMAGES], iter([(IMAGES, label)])):
+        found = read(data, 32, "input", labelled=False)
+        assert found.labels.tolist() == [-1] * 5
+
+
+ONES: dict[str, Callable[[Path], object]] = {
+    "array": lambda path: IMAGES[0],
+    "tensor": lambda path: TENSOR[0],
+    "Pillow": lambda path: Image.fromarray(IMAGES[0]),
+    "path": lambda path: path,
+    "text": str,
+    "paths": lambda path: [path, str(path)],
+    "data set": lambda path: [(path, 3), (IMAGES[0], 3)],
+    "home": lambda path: f"~/{path.name}",
+    "without suffix": lambda path: path.rename(path.with_suffix("")),
+}
+
+
+@pytest.mark.parametrize("kind", ONES)
+def test_one_image_is_a_batch_of_one(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    path = tmp_path / "photo.png"
+    Image.fromarray(IMAGES[0]).save(path)
+    found = read(ONES[kind](path), 32, "input")
+    assert all(np.array_equal(x, IMAGES[0]) for x in found.values)
+    assert len(found.values) == (2 if kind in ("paths", "data set") else 1)
+    assert kind != "paths" or found.names == [str(path)] * 2
+
+
+def test_the_keys_of_other_mappings_are_named() -> None:
+    for data in ([{"photo": IMAGES[0], 7: 0}], iter([{"photo": IMAGES, 7: 0}])):
+        with pytest.raises(
+            UserError, match=r"^input.*: got a mapping with the keys photo, 7, exp"
+        ):
+            read(data, 32, "input")
 
 
 def test_names_are_numbers_or_paths(tmp_path: Path) -> None:
@@ -88,8 +133,6 @@ class Short:
 
 ONE = "one image or several grey ones, expected a batch"
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {
-    "tensor of one": (lambda: TENSOR[0], rf"{ONE} \(N, 3, H, W\)"),
-    "array of one": (lambda: IMAGES[0], rf"{ONE} \(N, H, W, 3\)"),
     "array of one, channels first": (lambda: IMAGES[0].transpose(2, 0, 1), ONE),
     "tensors, one by one": (lambda: iter(TENSOR), ONE),
     "tensors with labels": (lambda: ((x, 0) for x in TENSOR), ONE),
@@ -115,10 +158,11 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "shapes of batches": (lambda: iter([VECTORS, IMAGES]), "different shapes"),
     "empty": (list, "input: empty"),
     "short": (Short, "has no item 3 of its 5"),
-    "strings": (lambda: ["a"], r"input\[0\]: got str, expected an image"),
+    "strings": (lambda: ["a"], r"input: cannot decode 1 file: a \(no regular file\)"),
+    "numbers": (lambda: [3], r"input\[0\]: got int, expected an image"),
     "number": (lambda: 3, "got int, expected an array"),
-    "device": (lambda: "/dev/null", "no such folder, list file or"),
-    "long": (lambda: "x" * 5000, "no such folder, list file or"),
+    "device": (lambda: "/dev/null", "no such folder, list file, .npy array or image"),
+    "long": (lambda: "x" * 5000, "no such folder, list file, .npy array or image"),
 }
 
 

@@ -1,6 +1,8 @@
 r"""Tests of the detector: from data as people hold them to decisions, and what it refuses."""
 
 import logging
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +14,15 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from torchvision.datasets import FakeData
 from torchvision.transforms import ToTensor
 
-from ood_osdre import load_scorer
+from ood_osdre import cli, load_scorer
 from ood_osdre.data import ImageSet
+from ood_osdre.detectors.feature_ratio import FeatureRatio
 from ood_osdre.detectors.fitting import class_labels
 from ood_osdre.detectors.one_step import OneStepDetector
 from ood_osdre.errors import UserError
 from ood_osdre.evaluation.calibration import SplitConformal
 from ood_osdre.evaluation.metrics import ood_metrics
+from ood_osdre.files import write_text_atomic
 from ood_osdre.training.batches import ImageBatches, Pairs
 from ood_osdre.training.checkpoint import MODEL, read_checkpoint, write_checkpoint
 from ood_osdre.training.trainer import Trainer
@@ -205,6 +209,93 @@ def test_fit_without_labels_trains_no_class_head(images: OneStepDetector) -> Non
     assert images.scorer.metadata["classes"] == 0
     assert images.scorer.metadata["config"]["objective"]["class_weight"] == 0
     assert "val_accuracy" not in images.outcome.best
+
+
+class Labelled(Pictures):
+    r"""The same with labels of any kind."""
+
+    def __init__(self, images: np.ndarray, label: Callable[[int], object]) -> None:
+        super().__init__(images, ToTensor())
+        self.label = label
+
+    def __getitem__(self, index: int) -> tuple[object, object]:
+        return super().__getitem__(index)[0], self.label(index)
+
+
+LABEL_KINDS: dict[str, tuple[Callable[[int], object], int, str]] = {
+    "classes": (lambda i: i % 3, 3, ""),
+    "a column, as MedMNIST": (lambda i: np.array([i % 3]), 3, ""),
+    "attributes, as CelebA": (lambda i: torch.arange(40) % 2, 0, r"shape \(12, 40\), no index"),
+    "fractions": (lambda i: i / 2, 0, "float64 of shape"),
+    "names": (lambda i: "a", 0, "labels are <U1"),
+}
+
+
+@pytest.mark.parametrize("name", LABEL_KINDS)
+def test_fit_says_why_no_class_head_is_trained(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    label, classes, message = LABEL_KINDS[name]
+    # Labels of a reference are nobody's business.
+    reference = Labelled(pictures(12, 1), lambda i: -4)
+    detector = OneStepDetector("digits", **SMALL).fit(Labelled(pictures(12, 0), label), reference)
+    assert detector.scorer.metadata["classes"] == classes
+    assert bool(message) == ("no class head is trained; ID data:" in caplog.text)
+    assert re.search(message, caplog.text)
+
+
+@pytest.mark.parametrize("label", [*(k[0] for k in LABEL_KINDS.values()), lambda i: -4])
+def test_scoring_looks_at_no_labels(
+    images: OneStepDetector, label: Callable[[int], object], caplog: pytest.LogCaptureFixture
+) -> None:
+    data = Labelled(pictures(6, 0, 50), label)
+    expected = images.score(data.images)
+    for form in (data, DataLoader(data, 4)):
+        np.testing.assert_allclose(images.score(form), expected, atol=1e-5)
+    assert not caplog.records
+    shuffled = images.score(DataLoader(data, 4, shuffle=True))
+    assert "the loader shuffles" in caplog.text
+    np.testing.assert_allclose(np.sort(shuffled), np.sort(expected), atol=1e-5)
+
+
+def test_scores_come_with_names_in_the_order_of_sorted_paths(
+    images: OneStepDetector, tmp_path: Path
+) -> None:
+    x = pictures(3, 0, 50)
+    names = ["a/2.png", "a b/1.png", "a.b/3.png"]
+    for name, image in zip(names, x, strict=True):
+        (tmp_path / name).parent.mkdir()
+        Image.fromarray(image).save(tmp_path / name)
+    found, scores = images.score_named(tmp_path)
+    assert found == [p.relative_to(tmp_path).as_posix() for p in sorted(tmp_path.rglob("*.png"))]
+    assert dict(zip(found, scores, strict=True)) == dict(zip(names, images.score(x), strict=True))
+    assert images.score_named(x)[0] == ["0", "1", "2"]
+
+
+def test_home_is_where_paths_with_a_tilde_lead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "here").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path / "here")
+    x = pictures(12, 0)
+    write_text_atomic("~/list.txt", "a.png -1\n")
+    Image.fromarray(x[0]).save(tmp_path / "home" / "a.png")
+    write_text_atomic("~/options.yml", "extends: digits\n")
+    detector = OneStepDetector("~/options.yml", **SMALL).fit(x, x[::-1] // 2, folder="~/run")
+    detector.save("~/detector")
+    assert load_scorer("~/detector").shape == (32, 32, 3)
+    loaded = OneStepDetector.load("~/detector")
+    assert loaded.score("~/list.txt") == loaded.score("~/a.png") == detector.score(["~/a.png"])
+    ratio = FeatureRatio({"rank": 2, "training": {"steps": 2}})
+    ratio.fit_features(torch.randn(60, 4), torch.randn(60, 4)).save("~/ratio")
+    assert FeatureRatio.load("~/ratio").features == 4
+    args = cli.parser().parse_args(["--out=~/out", "--data-root=~/data", "--cache-dir=~/cache"])
+    assert [p.parent for p in (args.out, args.data_root, args.cache_dir)] == [
+        tmp_path / "home"
+    ] * 3
+    assert not any((tmp_path / "here").iterdir())
 
 
 def test_torchvision_data_sets_are_read_as_they_are() -> None:

@@ -97,7 +97,9 @@ def test_collected_features_depend_neither_on_batches_nor_on_their_form() -> Non
     labelled = DataLoader(TensorDataset(x, torch.arange(20)), batch_size=3)
     for data in (x, loader(), labelled, x.split(1)):
         assert torch.allclose(collect_features(net, data, batch_size=7), expected)
-    with pytest.raises(UserError, match="inputs: got a batch of dict, expected a tensor"):
+    with pytest.raises(
+        UserError, match="inputs: a batch: got a mapping with the keys pixels, expected"
+    ):
         collect_features(net, [{"pixels": x}])
 
 

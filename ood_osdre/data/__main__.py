@@ -18,6 +18,7 @@ from pathlib import Path
 from tabulate import tabulate
 
 from ..errors import UserError, exit_status
+from ..files import local
 from .builtin import load_digits_sets
 from .images import decode_all
 from .manifests import BENCHMARKS, Manifest, benchmark_names, load_manifest
@@ -64,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--id", required=True, help=f"ID data set: {', '.join(BENCHMARKS)}")
     known = ", ".join(benchmark_names())
     p.add_argument("--benchmark", help=f"manifest, by name ({known}) or by path")
-    p.add_argument("--data-root", type=Path, default=Path("data"), help="default: ./data")
+    p.add_argument("--data-root", type=local, default=Path("data"), help="default: ./data")
     p.add_argument("--reference", help="name of a reference, or a folder, list or .npy array")
     p.add_argument("--download", action="store_true", help="fetch what torchvision can fetch")
     p.add_argument("--mirror", help="URL of a folder with the archives, for --download")

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from ..errors import UserError
-from ..files import map_array, stat
+from ..files import local, map_array, stat
 from .builtin import load_digits_sets, synthetic_ood
 from .images import cached_array, decode_all, square
 from .manifests import BENCHMARKS, Manifest, SetSpec, load_manifest
@@ -105,7 +105,7 @@ def choose_benchmark(
     Raises:
         UserError: If none is whole.
     """
-    root, passed = Path(data_root), list[str]()
+    root, passed = local(data_root), list[str]()
     manifests = [load_manifest(name, id_name) for name in BENCHMARKS.get(id_name, ())]
     for manifest in manifests:
         if not (lacks := lacking(manifest, root, reference)):
@@ -148,8 +148,8 @@ def load_benchmark(
             raise UserError(f"benchmark {manifest.name} is embedded; it takes no reference")
         return load_digits_benchmark(manifest)
 
-    root = Path(data_root)
-    cache = root / CACHE if cache_dir is None else Path(cache_dir)
+    root = local(data_root)
+    cache = root / CACHE if cache_dir is None else local(cache_dir)
     required, optional = _inspect_all(manifest, root, reference, training)
     present = [s for s in (*required, *optional) if s.present]
     tables = [s for s in optional if s.spec.role != "ood_val"]

@@ -6,13 +6,18 @@ Array or tensor         images in uint8, or in floats within [0, 1]: NumPy array
                         channel, or none, for grey ones; vectors: numbers with shape
                         :math:`(N, d)`
 Data loader             any iterable of batches of them, or of `(batch, labels, ...)`, or of
-                        mappings with a key `data` or `image`, and perhaps `label`
+                        mappings with one of :data:`IMAGE_KEYS`, and perhaps of `LABEL_KEYS`
 Data set                anything with `len` and items, torchvision's for instance: images of
-                        Pillow, arrays or tensors, alone or as `(image, label, ...)`
-Path                    a folder of images, a list file (`relative/path.png LABEL` a line), or
-                        a `.npy` array
+                        Pillow, arrays, tensors or paths of images, alone or as
+                        `(image, label, ...)` or mappings; a list of them is one, too
+Path                    a folder of images, a list file (`relative/path.png LABEL` a line), a
+                        `.npy` array, or one image
+One image               of Pillow, an array :math:`(H, W, 3)` or a tensor :math:`(3, H, W)`
 Image set               :class:`~ood_osdre.data.ImageSet`
 ======================  =====================================================================
+
+Items come in the order of the data: of a folder that of its sorted paths, of a data loader the
+one that it yields them in, shuffled or not.
 
 Images are *pixels*: not normalised, because the detector applies the statistics of the ID data to
 all of them alike. Files and Pillow images go through the one preprocessing of
@@ -32,15 +37,17 @@ from PIL import Image
 from torch import Tensor
 
 from ..errors import UserError, one_line
-from ..files import is_folder, is_regular, map_array
-from .images import DAMAGE, as_uint8, decode_all, square
+from ..files import is_folder, is_regular, local, map_array
+from .images import DAMAGE, as_uint8, decode_all, is_image, square
 from .lists import list_folder, read_list
 from .sets import ImageSet, group_of
 
 # The number of items of a data set or a list that are read together.
 PIECE = 4096
-#: Where OpenOOD's and other loaders keep the images of a batch.
-IMAGE_KEYS = ("data", "image")
+#: Where OpenOOD's, Hugging Face's and other data sets keep images.
+IMAGE_KEYS = ("data", "image", "img", "pixel_values")
+#: And where they keep classes.
+LABEL_KEYS = ("label", "labels")
 # The largest label.
 LARGEST = np.iinfo(np.int64).max
 #: The layouts of a batch of images, in colour and in grey, by what holds it.
@@ -66,11 +73,13 @@ class Samples(NamedTuple):
             precision.
         labels: The ID class of each, -1 where there is none, with shape :math:`(N)`.
         names: A name for each, its path if it has one.
+        unlabelled: Why there are no labels; empty if there are.
     """
 
     values: NDArray[Any]
     labels: NDArray[np.int64]
     names: list[str]
+    unlabelled: str = ""
 
     @property
     def has_images(self) -> bool:
@@ -78,24 +87,27 @@ class Samples(NamedTuple):
         return self.values.ndim == 4
 
 
-def read(data: object, size: int, what: str) -> Samples:
+def read(data: object, size: int, what: str, labelled: bool = True) -> Samples:
     r"""Reads all of some data.
 
     Arguments:
         data: The data, in any of the forms above.
         size: The side :math:`S` of images.
         what: What to call the data in errors.
+        labelled: Whether labels are wanted. If not, they are not looked at, whatever they are.
 
     Raises:
         UserError: If there is none of it, or it is not images of that size or vectors.
     """
-    pieces = list(read_pieces(data, size, what))
+    pieces = list(read_pieces(data, size, what, labelled))
     values = _joined([piece.values for piece in pieces], what)
     labels = np.concatenate([piece.labels for piece in pieces])
-    return Samples(values, labels, [name for piece in pieces for name in piece.names])
+    names = [name for piece in pieces for name in piece.names]
+    reasons = [piece.unlabelled for piece in pieces if piece.unlabelled]
+    return Samples(values, labels, names, reasons[0] if reasons else "")
 
 
-def read_pieces(data: object, size: int, what: str) -> Iterator[Samples]:
+def read_pieces(data: object, size: int, what: str, labelled: bool = False) -> Iterator[Samples]:
     r"""Reads data piece by piece, so that not all of it has to fit into memory.
 
     The arguments are those of :func:`read`.
@@ -111,31 +123,34 @@ def read_pieces(data: object, size: int, what: str) -> Iterator[Samples]:
         n = len(values)
         if n == 0:
             continue
-        labels = _integers(given, what)
-        if labels is None:
-            labels = np.full(n, -1)
-        if labels.shape != (n,) or labels.min() < -1 or labels.max() > LARGEST:
-            bounds = f" from {labels.min()} to {labels.max()}" if labels.size else ""
-            raise UserError(
-                f"{what}: got {n} items but labels of shape {labels.shape}{bounds}, expected for "
-                "each the index of a class, or -1 for none."
-            )
+        labels, reason = np.full(n, -1), ""
+        if labelled:
+            labels, reason = _classes(given, n, what)
         names = names or [f"{i}" for i in range(count, count + n)]
-        yield Samples(values, labels.astype(np.int64), names)
+        yield Samples(values, labels, names, reason)
         count += n
 
 
-def split_item(item: object) -> tuple[object, object]:
-    r"""Returns the data and the labels of a batch or an item, None without labels."""
+def split_item(item: object, what: str) -> tuple[object, object]:
+    r"""Returns the data and the labels of a batch or an item, None without labels.
+
+    Raises:
+        UserError: If it is a mapping that has none of :data:`IMAGE_KEYS`.
+    """
     if isinstance(item, Mapping):
-        key = next((k for k in IMAGE_KEYS if k in item), None)
-        return (None if key is None else item[key]), item.get("label")
+        key, label = (next((k for k in ks if k in item), None) for ks in (IMAGE_KEYS, LABEL_KEYS))
+        if key is None:
+            raise UserError(
+                f"{what}: got a mapping with the keys {', '.join(map(str, item))}, expected "
+                f"images or inputs under {' or '.join(IMAGE_KEYS)}."
+            )
+        return item[key], None if label is None else item[label]
     if isinstance(item, tuple | list) and item:
         return item[0], item[1] if len(item) > 1 else None
     return item, None
 
 
-READABLE = (_Items, Iterable)
+READABLE, PATHS = (_Items, Iterable), (str, os.PathLike)
 # Values, labels if there are any, and names.
 _Piece = tuple[NDArray[Any], object, list[str] | None]
 
@@ -144,9 +159,14 @@ def _pieces(data: object, size: int, what: str) -> Iterator[_Piece]:
     if isinstance(data, ImageSet):
         yield _values(data.images, size, what), data.labels, data.names
     elif isinstance(data, str | os.PathLike):
-        yield from _files(Path(data), size, what)
+        yield from _files(local(data), size, what)
     elif isinstance(data, np.ndarray | Tensor):
-        yield _values(data, size, what), None, None
+        is_one = data.ndim == 3 and data.shape[0 if isinstance(data, Tensor) else 2] == 3
+        yield _values(data[None] if is_one else data, size, what), None, None
+    elif isinstance(data, Image.Image):
+        yield _item(data, size, what), None, None
+    elif isinstance(data, tuple | list) and data and all(isinstance(p, PATHS) for p in data):
+        yield from _images([local(p) for p in data], list(map(str, data)), size, what)
     # Of tables and their columns, `[i]` is what has the label i, not what stands there.
     elif isinstance(data, Mapping) or hasattr(data, "to_numpy") or not isinstance(data, READABLE):
         raise UserError(
@@ -157,7 +177,7 @@ def _pieces(data: object, size: int, what: str) -> Iterator[_Piece]:
         yield from _items(data, size, what)
     else:
         for batch in data:
-            values, labels = split_item(batch)
+            values, labels = split_item(batch, f"{what}: a batch")
             yield _values(values, size, f"{what}: a batch"), labels, None
 
 
@@ -169,23 +189,24 @@ def _items(data: _Items, size: int, what: str) -> Iterator[_Piece]:
         for index in range(start, min(start + PIECE, total)):
             where = f"{what}[{index}]"
             try:
-                value, label = split_item(data[index])
+                value, label = split_item(data[index], where)
             except LookupError as error:
                 raise UserError(f"{what}: has no item {index} of its {total}.") from error
             values.append(_item(value, size, where))
-            labels.append(_integers(-1 if label is None else label, where))
-        of_one = [int(y) for y in labels if y is not None and y.ndim == 0]
-        yield _joined(values, what), of_one if len(of_one) == len(labels) else None, None
+            labels.append(label)
+        yield _joined(values, what), labels, None
 
 
 def _item(value: object, size: int, what: str) -> NDArray[Any]:
     r"""Returns an item as a batch of one."""
     if isinstance(value, np.ndarray | Tensor):
         return _values(value[None], size, what)
+    if isinstance(value, PATHS):
+        return decode_all([local(value)], size, what, progress=False)
     if not isinstance(value, Image.Image):
         return _values(value, size, what)  # refused by its type
     try:
-        return square(value, size)[None]
+        return square(value, size)[None].copy()
     except DAMAGE as error:
         raise UserError(f"{what}: not a usable image ({one_line(error)}).") from None
 
@@ -193,6 +214,9 @@ def _item(value: object, size: int, what: str) -> NDArray[Any]:
 def _files(path: Path, size: int, what: str) -> Iterator[_Piece]:
     if path.suffix == ".npy" and not is_folder(path):
         yield _values(map_array(path), size, f"{what} {path}"), None, None
+        return
+    if is_image(path):
+        yield from _images([path], [str(path)], size, what)
         return
     if is_folder(path):
         content, folder = list_folder(path), path
@@ -205,12 +229,17 @@ def _files(path: Path, size: int, what: str) -> Iterator[_Piece]:
         content, folder = read_list(path), path.parent
         labels = content.labels
     else:
-        raise UserError(f"{what}: {path}: no such folder, list file or .npy array.")
-    for start in range(0, len(content), PIECE):
+        raise UserError(f"{what}: {path}: no such folder, list file, .npy array or image.")
+    yield from _images([folder / n for n in content.names], content.names, size, what, labels)
+
+
+def _images(
+    paths: Sequence[Path], names: Sequence[str], size: int, what: str, labels: Sequence[int] = ()
+) -> Iterator[_Piece]:
+    for start in range(0, len(paths), PIECE):
         chosen = slice(start, start + PIECE)
-        names = list(content.names[chosen])
-        images = decode_all([folder / n for n in names], size, what, progress=False)
-        yield images, labels[chosen], names
+        images = decode_all(paths[chosen], size, what, progress=False)
+        yield images, labels[chosen] if labels else None, list(names[chosen])
 
 
 def _joined(parts: Sequence[NDArray[Any]], what: str) -> NDArray[Any]:
@@ -221,13 +250,36 @@ def _joined(parts: Sequence[NDArray[Any]], what: str) -> NDArray[Any]:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def _integers(labels: object, what: str) -> NDArray[Any] | None:
-    r"""Returns labels that are integers, None if something else stands in their place."""
+def _classes(labels: object, count: int, what: str) -> tuple[NDArray[np.int64], str]:
+    r"""Returns the classes of items, -1 for none, and why none have any.
+
+    Raises:
+        UserError: If integers stand in their place that are no indices.
+    """
+    none = np.full(count, -1)
+    if labels is None or (isinstance(labels, list) and all(y is None for y in labels)):
+        return none, "there are no labels"
     try:
-        array = _to_numpy(labels, what) if isinstance(labels, Tensor) else np.asarray(labels)
-    except ValueError:  # nested lists of different lengths
-        return None
-    return array if array.dtype.kind in "iu" else None
+        if isinstance(labels, list):  # those of items
+            labels = [-1 if y is None else np.asarray(_plain(y, what)) for y in labels]
+        array = np.asarray(_plain(labels, what))
+    except ValueError:  # of different lengths
+        return none, "labels are of different lengths"
+    # As medical sets have it, a column of indices is one for each.
+    array = array[:, 0] if array.shape == (count, 1) else array
+    if array.ndim > 1 or array.dtype.kind not in "iu":
+        return none, f"labels are {array.dtype} of shape {array.shape}, no index of a class each"
+    if array.shape != (count,) or array.min() < -1 or array.max() > LARGEST:
+        bounds = f" from {array.min()} to {array.max()}" if array.size else ""
+        raise UserError(
+            f"{what}: got {count} items but labels of shape {array.shape}{bounds}, expected for "
+            "each the index of a class, or -1 for none."
+        )
+    return array.astype(np.int64), "no item has a class" if array.max() < 0 else ""
+
+
+def _plain(labels: object, what: str) -> object:
+    return _to_numpy(labels, what) if isinstance(labels, Tensor) else labels
 
 
 def _to_numpy(data: object, what: str) -> NDArray[Any]:
@@ -257,7 +309,7 @@ def _values(data: object, size: int, what: str) -> NDArray[Any]:
         array = array[..., None]
     elif array.ndim == 4 and kind == "tensor":
         array = array.transpose(0, 2, 3, 1)
-    # Several grey images may have a side of three pixels, but rather this is one in colour.
+    # In a batch it may be several grey images, or one in colour.
     if len(shape) == 3 and 3 in (shape[0], shape[2]):
         mistake = (
             f"shape {shape}, one image or several grey ones, expected a batch {LAYOUTS[kind]}"

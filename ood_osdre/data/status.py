@@ -34,7 +34,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import UserError, did_you_mean
-from ..files import is_folder, is_regular, map_array, stat
+from ..files import is_folder, is_regular, local, map_array, stat
 from .lists import ImageList, first, list_folder, read_list
 from .manifests import Manifest, SetSpec, benchmark_names, load_manifest
 
@@ -245,7 +245,7 @@ def find_reference(
         for status in [*(s for s in states if s.present), *states]:
             return status
 
-    path, images = Path(reference or ""), data_root / manifest.images
+    path, images = local(reference or ""), data_root / manifest.images
     # Not validated: a file may have a name that no row of a table could.
     spec = SetSpec.model_construct(name=path.stem, role="reference", list=str(path))
     if reference is not None and is_folder(path):

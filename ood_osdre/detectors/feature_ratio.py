@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from ..config import HeadConfig
 from ..errors import UserError
 from ..evaluation.metrics import check_scores
+from ..files import local
 from ..models import (
     Features,
     NetworkDigest,
@@ -240,7 +241,7 @@ class FeatureRatio:
             "network": None if self.known is None else self.known.digest,
             "seconds": self.seconds,
         }
-        checkpoint.write_checkpoint(Path(folder), NAME, trained.state_dict(), metadata)
+        checkpoint.write_checkpoint(local(folder), NAME, trained.state_dict(), metadata)
 
     @classmethod
     def load(cls, folder: str | Path, net: nn.Module | None = None) -> "FeatureRatio":
@@ -253,8 +254,8 @@ class FeatureRatio:
         Raises:
             UserError: If the folder holds none, it is damaged, or the network is another one.
         """
-        tensors, metadata, _ = checkpoint.read_checkpoint(Path(folder), NAME)
-        source = checkpoint.checkpoint_path(Path(folder), NAME)
+        tensors, metadata, _ = checkpoint.read_checkpoint(local(folder), NAME)
+        source = checkpoint.checkpoint_path(local(folder), NAME)
         try:
             self = cls(HeadConfig.of(metadata["options"], str(source)))
             self.seconds = metadata["seconds"]

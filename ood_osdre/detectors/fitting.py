@@ -6,12 +6,15 @@ augmented, and no synthetic validation OOD is made of them: they have the held-o
 """
 
 __all__ = [
+    "Supported",
     "TrainingData",
     "check_finished",
+    "check_unseen",
     "class_labels",
     "configured",
     "held_folder",
     "prepare",
+    "warn_of_shuffling",
 ]
 
 import hashlib
@@ -19,12 +22,13 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
+from torch.utils.data import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from ..config import Config, load_config
 from ..data import ImageSet, hold_out_reference
@@ -36,7 +40,7 @@ from ..evaluation.evaluate import Validation, score_images
 from ..evaluation.metrics import ood_metrics
 from ..files import sweep
 from ..models import RatioModel
-from ..options import shown
+from ..options import Count, Options, shown
 from ..training.batches import Batches, ImageBatches, VectorBatches
 from ..training.checkpoint import model_metadata
 from ..training.run import MODEL_FILE, STATE_FILE, Outcome, holds, locked
@@ -46,8 +50,16 @@ from ..training.trainer import Validate
 HELD_OUT = 0.1
 # A channel or coordinate that never varies is only centred.
 LEAST_STD = 1e-3
+SHUFFLING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 log = logging.getLogger(__name__)
+
+
+class Supported(Options):
+    r"""The sizes and estimators that a detector can have."""
+
+    size: Count
+    estimator: Literal["one_step", "direct"]
 
 
 class TrainingData(NamedTuple):
@@ -99,7 +111,9 @@ def prepare(
             )
     classes = _count_classes(id_data)
     if not classes:
-        # Nothing could train a class head.
+        if config.objective.class_weight:
+            reason = id_data.unlabelled or "no item has a class"
+            log.warning("fit: no class head is trained; ID data: %s", reason)
         objective = config.objective.replace(class_weight=0.0, outlier_exposure=0.0)
         config = config.replace(objective=objective)
     seen, checksums = _inspect(id_data, reference)
@@ -117,13 +131,15 @@ Parts = tuple[Batches, Validate, Standardiser]
 def _image_batches(
     config: Config, id_data: Samples, reference: Samples, device: torch.device
 ) -> Parts:
-    training, images = config.training, ImageSet(*id_data)
+    training, images = config.training, ImageSet(*id_data[:3])
     id_train, id_val = (
         images.subset(rows)
         for rows in _hold_out(len(images), np.random.default_rng(training.seed))
     )
     fraction = max(HELD_OUT, 1 / len(reference.values))
-    others, near = hold_out_reference(ImageSet(*reference), fraction=fraction, seed=training.seed)
+    others, near = hold_out_reference(
+        ImageSet(*reference[:3]), fraction=fraction, seed=training.seed
+    )
     preprocess = Preprocess(*_statistics(id_train.images, (0, 1, 2), 255.0), device)
     size, limit = config.evaluation.batch_size, config.data.val_limit
     return (
@@ -238,7 +254,34 @@ def class_labels(labels: ArrayLike | Tensor) -> NDArray[np.int64]:
             f"labels: {wrong.size} of {array.size} are no class index, the first is "
             f"{shown(wrong.tolist()[0])}; expected class indices from 0, or -1 for none."
         )
-    return array.astype(np.int64)
+    # As medical sets have it, a column of indices is one for each item.
+    return array.reshape(-1 if array.shape[1:] == (1,) else array.shape).astype(np.int64)
+
+
+def warn_of_shuffling(data: object, what: str) -> None:
+    r"""Warns if data are a loader that shuffles: results are in the order that it yields."""
+    if isinstance(getattr(data, "sampler", None), SHUFFLING):
+        log.warning("%s: the loader shuffles, and results are in the order that it yields", what)
+
+
+def check_unseen(marks: NDArray[np.int64], seen: NDArray[Any] | None, rule: str) -> None:
+    r"""Refuses, or warns of, calibration items that fit has read.
+
+    Arguments:
+        marks: Their fingerprints, with shape :math:`(N)`.
+        seen: Those of what fit has read; None if that is not recorded.
+        rule: `"refuse"` or `"warn"`.
+    """
+    if seen is None:
+        log.warning("calibration: what trained this model is not recorded, so not compared.")
+    elif shared := count_shared(marks, seen):
+        message = (
+            f"calibration data: {shared} of {len(marks)} items were read in fit, "
+            "which voids the guarantee"
+        )
+        if rule == "refuse":
+            raise UserError(f"{message}; hold data out for it (or pass seen='warn').")
+        log.warning("%s", message)
 
 
 def configured(

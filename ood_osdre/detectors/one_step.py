@@ -26,19 +26,29 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from ..config import Config
-from ..data.inputs import read, read_pieces
-from ..data.sets import count_shared, fingerprints
+from ..data.inputs import Samples, read, read_pieces
+from ..data.sets import fingerprints
 from ..errors import UserError
 from ..evaluation.calibration import SplitConformal
 from ..evaluation.evaluate import score_images
 from ..evaluation.metrics import check_scores
-from ..options import Count, Options, shown
+from ..files import local
+from ..options import shown
 from ..training.build import build_ratio, prepare_objective
 from ..training.checkpoint import MODEL, checkpoint_path, read_checkpoint, write_checkpoint
 from ..training.distributed import find_device
 from ..training.fit import fit
 from ..training.run import Outcome
-from .fitting import check_finished, class_labels, configured, held_folder, prepare
+from .fitting import (
+    Supported,
+    check_finished,
+    check_unseen,
+    class_labels,
+    configured,
+    held_folder,
+    prepare,
+    warn_of_shuffling,
+)
 from .scorer import Scorer, TrainedModel, read_model
 
 CALIBRATION = "calibration"
@@ -50,19 +60,12 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
-class _Supported(Options):
-    r"""The sizes and estimators that a detector can have."""
-
-    size: Count
-    estimator: Literal["one_step", "direct"]
-
-
 class OneStepDetector:
     r"""An OOD detector on your own data.
 
     Scores are log-ratios of ID data to the reference in nats; **larger = more ID**. Decisions
     follow scikit-learn: **+1 is an inlier (ID), -1 an outlier (flagged as OOD)**. Data may be
-    arrays, tensors, data loaders, torchvision data sets, folders of images, list files or vectors
+    arrays, tensors, data loaders, torchvision data sets, folders or lists of images, or vectors
     (:mod:`ood_osdre.data.inputs` has the table); images are pixels that are not normalised.
 
     Arguments:
@@ -111,7 +114,7 @@ class OneStepDetector:
         self.device = find_device(device)
         self.config = configured(config, options, gpu=self.device.type == "cuda")
         given = {"size": size, "estimator": self.config.estimator}
-        self.size = _Supported.of(given, type(self).__name__).size
+        self.size = Supported.of(given, type(self).__name__).size
         self.backbone, self.progress = backbone, progress
         self.outcome = Outcome()
         self.conformal: SplitConformal | None = None
@@ -155,14 +158,14 @@ class OneStepDetector:
             UserError: If the data cannot be used, the loss is not finite, or a signal stopped
                 the training.
         """
-        given = read(id_data, self.size, "ID data")
+        given = read(id_data, self.size, "ID data", labelled=labels is None)
         if labels is not None:
-            given = given._replace(labels=class_labels(labels))
-        against = read(reference, self.size, "reference")
+            given = given._replace(labels=class_labels(labels), unlabelled="")
+        against = read(reference, self.size, "reference", labelled=False)
         data = prepare(self.config, given, against, self.device, self.size)
         own = None if self.backbone is None else type(self.backbone).__qualname__
         metadata = data.metadata | {"backbone": own}
-        target = None if folder is None else Path(folder)
+        target = None if folder is None else local(folder)
         with held_folder(target, resume):
             torch.manual_seed(data.config.training.seed)
             ratio = build_ratio(
@@ -200,13 +203,22 @@ class OneStepDetector:
         r"""Returns the log-ratios in nats (larger = more ID), with shape :math:`(N)`, in one pass.
 
         Arguments:
-            x: The images or vectors, :math:`N` of them.
+            x: The images or vectors, :math:`N` of them, or one image. Their labels are not looked
+                at, and their order is kept: of a folder that of its sorted paths, of a data loader
+                the one that it yields them in.
 
         Raises:
             UserError: If there are none, they are not what the detector was fitted on, or a
                 score is NaN or infinite.
         """
-        return np.concatenate([scores for scores, _ in self._scored(x, "input")])
+        return self.score_named(x)[1]
+
+    def score_named(self, x: object) -> tuple[list[str], NDArray[np.float32]]:
+        r"""Returns a name for each input, its path or else its number, beside :meth:`score`."""
+        warn_of_shuffling(x, "input")
+        scored = [(scores, piece.names) for scores, piece in self._scored(x, "input")]
+        names = [name for _, some in scored for name in some]
+        return names, np.concatenate([scores for scores, _ in scored])
 
     def calibrate(
         self, id_data: object, alpha: float = 0.05, seen: Literal["refuse", "warn"] = "refuse"
@@ -232,18 +244,9 @@ class OneStepDetector:
         if seen not in ("refuse", "warn"):
             raise UserError(f"seen: got {shown(seen)}, expected 'refuse' or 'warn'.")
         pieces = self._scored(id_data, "calibration data")
-        scored = [(scores, fingerprints(values)) for scores, values in pieces]
+        scored = [(scores, fingerprints(piece.values)) for scores, piece in pieces]
         scores, marks = (np.concatenate(parts) for parts in zip(*scored, strict=True))
-        if self._seen is None:
-            log.warning("calibration: what trained this model is not recorded, so not compared.")
-        elif shared := count_shared(marks, self._seen):
-            message = (
-                f"calibration data: {shared} of {len(marks)} items were read in fit, "
-                "which voids the guarantee"
-            )
-            if seen == "refuse":
-                raise UserError(f"{message}; hold data out for it (or pass seen='warn').")
-            log.warning("%s", message)
+        check_unseen(marks, self._seen, seen)
         self.conformal = SplitConformal(scores, alpha)
         return self
 
@@ -268,14 +271,13 @@ class OneStepDetector:
         :func:`ood_osdre.load_scorer`, too.
         """
         trained, conformal = _required(self._trained, NOT_FITTED), self.conformal
-        digest = write_checkpoint(
-            Path(folder), MODEL, trained.ratio.state_dict(), trained.metadata
-        )
+        target, state = local(folder), trained.ratio.state_dict()
+        digest = write_checkpoint(target, MODEL, state, trained.metadata)
         tensors = {} if self._seen is None else {"seen": torch.as_tensor(self._seen)}
         if conformal is not None:
             tensors["scores"] = torch.as_tensor(conformal.scores)
         metadata = {"model": digest, "alpha": None if conformal is None else conformal.alpha}
-        write_checkpoint(Path(folder), CALIBRATION, tensors, metadata)
+        write_checkpoint(target, CALIBRATION, tensors, metadata)
 
     @classmethod
     def load(
@@ -298,7 +300,7 @@ class OneStepDetector:
             UserError: If the folder holds none, it is damaged, or its calibration belongs to
                 another model.
         """
-        source = Path(folder)
+        source = local(folder)
         trained = read_model(source, find_device(device), backbone)
         config, size = (trained.metadata[key] for key in ("config", "size"))
         detector = cls(config, backbone=backbone, size=size, device=device)
@@ -323,9 +325,7 @@ class OneStepDetector:
             raise UserError(f"{file}: {problem}; save the detector again.")
         self._seen = tensors["seen"].numpy() if "seen" in tensors else None
 
-    def _scored(
-        self, data: object, what: str
-    ) -> Iterator[tuple[NDArray[np.float32], NDArray[Any]]]:
+    def _scored(self, data: object, what: str) -> Iterator[tuple[NDArray[np.float32], Samples]]:
         r"""Yields the scores and the items of data, piece by piece; refuses data without items."""
         scorer, count = self.scorer, 0
         for piece in read_pieces(data, self.size, what):
@@ -339,7 +339,7 @@ class OneStepDetector:
             )
             check_scores(what, scores, piece.names)
             count += len(scores)
-            yield scores, piece.values
+            yield scores, piece
         _required(count or None, f"{what}: empty, expected at least one image or vector")
 
 

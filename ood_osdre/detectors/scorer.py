@@ -33,6 +33,7 @@ from ..config import Config
 from ..data.transforms import Preprocess, Standardise, Standardiser, check_statistics
 from ..errors import UserError, one_line
 from ..evaluation.evaluate import score_images
+from ..files import local
 from ..models import (
     Classifier,
     RatioModel,
@@ -206,7 +207,7 @@ def load_scorer(folder: str | Path, device: torch.device | str = "cpu") -> Score
     Raises:
         UserError: If the folder holds no model, it is damaged, or there is no such device.
     """
-    return Scorer.of(read_model(Path(folder), find_device(device)))
+    return Scorer.of(read_model(local(folder), find_device(device)))
 
 
 class GivenClassifier(NamedTuple):
@@ -240,10 +241,10 @@ def read_classifier(source: str, config: Config, classes: int, size: int) -> Giv
     """
     if source.startswith("timm:"):
         given = _from_timm(source, classes)
-    elif os.path.isdir(source):
-        given = _from_run(Path(source), config, size)
+    elif os.path.isdir(local(source)):
+        given = _from_run(local(source), config, size)
     else:
-        given = _from_file(Path(source), config.network, classes)
+        given = _from_file(local(source), config.network, classes)
     if (found := given.model.class_head.out_features) != classes:
         raise UserError(f"classifier {source}: has {found} classes, expected {classes}.")
     count_features(given.model.backbone, (CHANNELS, size, size))
@@ -304,7 +305,7 @@ def _from_timm(source: str, classes: int) -> GivenClassifier:
             f"classifier: got {source}, expected timm:NAME@FILE, a file of its weights."
         )
     net = timm_network(name, classes)
-    restore(net, _read_weights(Path(file)), Path(file))
+    restore(net, _read_weights(local(file)), local(file))
     return GivenClassifier(Classifier.of_timm(net), {"timm": name})
 
 

@@ -225,7 +225,7 @@ def collect_features(
     Arguments:
         net: The network; inputs are moved to its device.
         data: The network's inputs, with shape :math:`(N, *)`, or batches of them: tensors, tuples
-            that start with them, or mappings with a key `data` or `image`.
+            that start with them, or mappings with one of :data:`~ood_osdre.data.inputs.IMAGE_KEYS`.
         layers: As for :func:`extract_features`, whose errors this raises, too.
         batch_size: The number of inputs evaluated at once, if they come in one tensor.
     """
@@ -251,7 +251,7 @@ def input_batches(data: Tensor | Iterable[Any], batch_size: int = 256) -> Iterat
         yield from data.split(batch_size)
         return
     for batch in data:
-        x, _ = split_item(batch)
+        x, _ = split_item(batch, "inputs: a batch")
         if not isinstance(x, Tensor):
             raise UserError(
                 f"inputs: got a batch of {type(batch).__name__}, expected a tensor, a tuple that "

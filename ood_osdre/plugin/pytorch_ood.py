@@ -250,7 +250,13 @@ class FeatureRatioDetector(FeaturesDetector):
             raise ModelNotSetException
         moved = x if self.device is None else x.to(self.device)
         with evaluating(self.encoder) if isinstance(self.encoder, nn.Module) else nullcontext():
-            return self.encoder(moved).flatten(1)
+            features = self.encoder(moved)
+        if len(features) != len(x):
+            raise UserError(
+                f"encoder: got features of shape {tuple(features.shape)} for {len(x)} inputs, "
+                "expected a row for each."
+            )
+        return features.flatten(1)
 
 
 def _collect(

@@ -20,7 +20,6 @@ __all__ = ["MODES", "Mode", "PostprocessorOptions"]
 import abc
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
@@ -32,6 +31,7 @@ from ...config import HeadConfig
 from ...data.transforms import Preprocess
 from ...detectors import FeatureRatio, load_scorer
 from ...errors import UserError
+from ...files import local
 from ...models import (
     NetworkDigest,
     OneStepRatio,
@@ -294,8 +294,8 @@ class FeaturesMode(Mode):
             )
         images = o.reference
         if is_read:
-            root = None if o.reference_root is None else Path(o.reference_root)
-            images = ReferenceImages(Path(images), root, view.transform).loader(view.loader)
+            root = None if o.reference_root is None else local(o.reference_root)
+            images = ReferenceImages(local(images), root, view.transform).loader(view.loader)
         batches = input_batches(images)
         if statistics is None or not o.broaden:
             return batches

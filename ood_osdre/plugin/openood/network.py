@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ...config import Config
 from ...detectors import Scorer, TrainedModel, load_scorer, read_model
 from ...errors import UserError
+from ...files import local
 from ...models import Classifier, RatioModel, unwrapped
 from ...training.build import build_ratio
 from ...training.checkpoint import input_shape
@@ -64,7 +65,7 @@ class OSDRENet(nn.Module):
         Raises:
             UserError: If the folder holds none, or its model has no class head.
         """
-        return cls.of(load_scorer(folder) if folded else read_model(Path(folder)))
+        return cls.of(load_scorer(folder) if folded else read_model(local(folder)))
 
     @classmethod
     def of(cls, model: Scorer | TrainedModel) -> "OSDRENet":

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from ...config import load_config
+from ...files import local
 from ...resources import folders, read_yaml
 from ...training.checkpoint import restore
 from .host import Foreign, require
@@ -72,15 +73,15 @@ def build_network(network_config: Mapping[str, Any]) -> OSDRENet | None:
     """
     if network_config["name"] != NAMES[0]:
         return None
-    checkpoint = str(network_config.get("checkpoint"))
-    if network_config.get("pretrained") and Path(checkpoint).is_dir():
+    checkpoint = local(str(network_config.get("checkpoint")))
+    if network_config.get("pretrained") and checkpoint.is_dir():
         net = OSDRENet.load(checkpoint, folded=False)
     else:
         config = load_config(str(network_config.get("config")))
         net = OSDRENet.build(config, int(network_config["num_classes"]))
         if network_config.get("pretrained"):
             state = torch.load(checkpoint, map_location="cpu", weights_only=True)
-            restore(net, state, Path(checkpoint))
+            restore(net, state, checkpoint)
     uses_gpu = network_config.get("num_gpus") and torch.cuda.is_available()
     return net.to("cuda") if uses_gpu else net
 

@@ -14,7 +14,6 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +23,7 @@ from tqdm import tqdm
 from ...config import Config
 from ...data.transforms import Preprocess, flip_crop
 from ...errors import UserError
+from ...files import local
 from ...models import FoldedRatio, device_of
 from ...paths import Moments
 from ...sections import DataConfig
@@ -100,7 +100,7 @@ class OSDRETrainer:
         )
         size, preprocess = self.batches.size, self.batches.preprocess
         output = config.get("output_dir")
-        self.folder = None if output is None else Path(output)
+        self.folder = None if output is None else local(output)
         self.trainer = assemble(
             net.ratio,
             partial(prepare_objective, own),

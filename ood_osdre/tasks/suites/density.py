@@ -41,6 +41,7 @@ from PIL import Image
 
 from ...data.lists import read_list
 from ...errors import UserError, one_line
+from ...files import local
 from ...models import KERNELS, TimeConditionedRatio
 from ...training.batches import Stream, step_generator
 from ..density import (
@@ -179,7 +180,7 @@ def levels_of(name: str, root: Path | None = None) -> NDArray[np.float64]:
         from sklearn.datasets import load_digits
 
         return rng.permutation(load_digits().data)
-    root = Path(root or "")
+    root = local(root or "")
     file, channels = FILES[name]
     source = root / "benchmark_imglist" / file
     names = read_list(source).names
@@ -327,7 +328,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=tuple(KERNELS),
         help="temporal kernels (default: all for tables, else rq)",
     )
-    add("--data-root", type=Path, metavar="DIR", help="folder of the files (default: this one)")
+    add("--data-root", type=local, metavar="DIR", help="folder of the files (default: this one)")
     add("--whiten", action="store_true", help="tables: take p0 = N(0, I) in whitened coordinates")
 
 

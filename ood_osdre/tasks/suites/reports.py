@@ -32,7 +32,7 @@ import pandas as pd
 
 from ...errors import UserError, count, number
 from ...evaluation.records import RunRecord
-from ...files import as_json, atomic_path
+from ...files import as_json, atomic_path, local
 from ...training.distributed import find_device
 from ..methods import FitOptions
 from .jobs import Row, run_jobs
@@ -73,7 +73,7 @@ def add_common_arguments(parser: argparse.ArgumentParser, task: str) -> None:
     r"""Adds the options that every task has; the task names its default folder."""
     add = parser.add_argument
     default = Path("runs") / f"tasks-{task}"
-    add("--out", type=Path, default=default, metavar="DIR", help=f"folder (default: {default})")
+    add("--out", type=local, default=default, metavar="DIR", help=f"folder (default: {default})")
     one = count(1)
     add("--seeds", type=one, metavar="N", help="consecutive seeds of every fit")
     seed = count(0, LARGEST_SEED)

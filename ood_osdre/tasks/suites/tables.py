@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from ...errors import UserError, one_line
-from ...files import map_array
+from ...files import local, map_array
 from ...options import Count, Options
 from ...resources import find, read_yaml
 from ..rows import check_rows, read_rows
@@ -157,13 +157,13 @@ def load_table(
     """
     if name in SHIPPED:
         return Table(name, *_shipped(name))
-    entry, hint, paths = None, "", [Path(name)]
+    entry, hint, paths = None, "", [local(name)]
     if not is_file_name(name):
         source = find("data_manifests", str(manifest))
         entries = _entries(source)
         check_names("table", [name], (*SHIPPED, *entries))
         entry, hint = entries[name], f"; see 'get' in {source}"
-        paths = [Path(root or "") / file for file in entry.files]
+        paths = [local(root or "") / file for file in entry.files]
     for path in paths:
         if not path.is_file():
             raise UserError(f"{path}: is absent{hint}.")
