@@ -96,6 +96,24 @@ def test_calibrated_decisions_keep_their_rate(vectors: OneStepDetector) -> None:
     assert np.mean(vectors.predict(gaussian(1000, 7, -3.0)) == -1) > 0.9
 
 
+@pytest.mark.parametrize(
+    "change", [lambda x: 1e-7 * x, lambda x: x + 1.6e9], ids=["unit", "shift"]
+)
+def test_vectors_of_any_unit_and_origin_are_told_apart(
+    change: Callable[[np.ndarray], np.ndarray],
+) -> None:
+    x, reference = (
+        np.round(gaussian(300, *k).astype(float) * 2**20) / 2**20 for k in ((0, 2.0), (1,))
+    )
+    expected, found = (
+        OneStepDetector(VECTORS, progress=False, training__steps=30)
+        .fit(f(x), f(reference))
+        .score(f(x))
+        for f in (lambda x: x, change)
+    )
+    np.testing.assert_allclose(found, expected, atol=1e-3)
+
+
 def test_the_smallest_rate_flags_nothing() -> None:
     assert SplitConformal([1.0, 2.0], 5e-324).threshold == -np.inf
 

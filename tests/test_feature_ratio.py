@@ -254,3 +254,25 @@ def test_files_of_heads_are_checked_when_read(
     )
     with pytest.raises(UserError, match=rf"feature_ratio\.safetensors: {message}"):
         FeatureRatio.load(tmp_path)
+
+
+FAR = 1.6e9
+
+
+def test_features_far_from_zero_keep_their_differences(tmp_path: Path) -> None:
+    r"""In seconds since 1970 the features of two sets are as far apart as from zero."""
+    torch.set_default_dtype(torch.float32)
+    generator = torch.Generator().manual_seed(0)
+    x_1, x_0 = torch.randn(2, 300, 4, generator=generator).double()
+    x_1[:, 0] += 2
+    # What is left of them beside the shift is exact.
+    x_1, x_0 = (torch.round(x * 2**20) / 2**20 for x in (x_1, x_0))
+    options = {"rank": 4, "training": {"steps": 40}}
+    near = FeatureRatio(options).fit_features(x_1, x_0)
+    far = FeatureRatio(options).fit_features(x_1 + FAR, x_0 + FAR)
+    expected = near.log_ratio_of_features(x_1)
+    assert expected.std() > 0.1
+    torch.testing.assert_close(far.log_ratio_of_features(x_1 + FAR), expected, atol=2e-3, rtol=0)
+    far.save(tmp_path)
+    again = FeatureRatio.load(tmp_path).log_ratio_of_features(x_1 + FAR)
+    assert torch.equal(again, far.log_ratio_of_features(x_1 + FAR))

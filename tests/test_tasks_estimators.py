@@ -15,7 +15,7 @@ from ood_osdre.paths.quadrature import composite_rule
 from ood_osdre.tasks.features import OrthonormalBasis, TimeConditionedFeatures
 from ood_osdre.tasks.fit import METHODS, FitOptions, RatioFit, divergence, fit_ratio
 from ood_osdre.tasks.gaussians import GaussianPair
-from ood_osdre.tasks.rows import Affine
+from ood_osdre.tasks.rows import Affine, check_pairs
 
 QUICK = FitOptions(steps=100, batch_size=256, lr=0.1, backbone="quadratic", size=8, evaluations=8)
 
@@ -280,3 +280,16 @@ def test_the_loss_of_mine_ignores_constants() -> None:
 
     assert torch.allclose(losses[0], losses[1])
     assert torch.allclose(losses[0], -bound)
+
+
+@pytest.mark.parametrize("kind", ["scale", "whiten", "no"])
+def test_points_far_from_zero_keep_their_differences(kind: str) -> None:
+    torch.set_default_dtype(torch.float32)
+    x = torch.randn(500, 3, generator=torch.Generator().manual_seed(0)).double()
+    x = torch.round(x * 2**20) / 2**20  # exact beside the shift
+    shift = 0.0 if kind == "no" else 1.6e9
+    (far, _), (near, _) = (check_pairs("x", (x + s, x + s), 3) for s in (shift, 0.0))
+    expected = Affine.of(near.double(), kind)(near)
+    found = Affine.of(far, kind)(far)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)

@@ -73,7 +73,8 @@ def check_features(features: object, count: int | None, what: str = "features") 
         what: What to call the features in errors.
 
     Returns:
-        The features in single precision, with shape :math:`(N, F)`.
+        The features, with shape :math:`(N, F)`, in single precision, or in double if they came in
+        it: of numbers far from zero, single precision holds no differences.
 
     Raises:
         TypeError: If they are no tensor.
@@ -81,7 +82,10 @@ def check_features(features: object, count: int | None, what: str = "features") 
     """
     if isinstance(features, Tensor):
         count = count or max(features.shape[-1:].numel(), 1)
-        features = features if features.is_complex() else features.detach().float()
+        if not features.is_complex():
+            given, features = features.detach(), features.detach().float()
+            single = check_inputs(features, (count or 1,), what)
+            return given if given.dtype == torch.float64 else single
     return check_inputs(features, (count or 1,), what)
 
 
@@ -211,7 +215,7 @@ def _whitening(
                 f"{path}: written by a run with another configuration or other data, cannot be "
                 "resumed by this one."
             )
-        return Whitening(tensors["mean"], tensors["matrix"])
+        return Whitening(tensors["mean"], tensors["matrix"], tensors.get("rest"))
     whitening = whitening_of(x_1, x_0, head.rank)
     if distributed.is_first():
         checkpoint.write_checkpoint(folder, WHITENING, whitening.state_dict(), metadata or {})

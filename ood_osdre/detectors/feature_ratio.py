@@ -261,9 +261,10 @@ class FeatureRatio:
             self.seconds = metadata["seconds"]
             digest = metadata["network"]  # null for a head fitted to features alone
             features, rank = tensors["whitening.matrix"].shape
+            whitening = Whitening.empty(features, rank, far="whitening.rest" in tensors)
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"{source}: not a ratio of features ({error}).") from None
-        ratio = WhitenedRatio(Whitening.empty(features, rank), build_head(self.options, rank))
+        ratio = WhitenedRatio(whitening, build_head(self.options, rank))
         checkpoint.restore(ratio, tensors, source)
         self._take(ratio)
         self.known = None if digest is None else NetworkDigest(digest)

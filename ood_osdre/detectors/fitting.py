@@ -48,8 +48,9 @@ from ..training.trainer import Validate
 
 # The share of ID data, and of a reference without classes, that validates.
 HELD_OUT = 0.1
-# A channel or coordinate that never varies is only centred.
-LEAST_STD = 1e-3
+# The deviation of a channel that never varies; below this share of its size, that of a coordinate
+# is rounding.
+LEAST_STD, ROUNDING = 1e-3, 1e-12
 SHUFFLING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 log = logging.getLogger(__name__)
@@ -163,7 +164,8 @@ def _vector_batches(
     training, rng = config.training, np.random.default_rng(config.training.seed)
     train, val = _hold_out(len(id_data.values), rng)
     reference_train, reference_val = _hold_out(len(reference.values), rng)
-    standardise = Standardise(*_statistics(id_data.values[train], (0,), 1.0), device)
+    statistics = _statistics(id_data.values[train], (0,), 1.0, ROUNDING)
+    standardise = Standardise(*statistics, device)
     batches = VectorBatches(
         torch.as_tensor(id_data.values[train]),
         torch.as_tensor(id_data.labels[train]),
@@ -191,11 +193,14 @@ def _hold_out(count: int, rng: np.random.Generator) -> tuple[NDArray[np.intp], N
 
 
 def _statistics(
-    values: NDArray[Any], axes: tuple[int, ...], scale: float
+    values: NDArray[Any], axes: tuple[int, ...], scale: float, rounding: float | None = None
 ) -> tuple[list[float], list[float]]:
+    r"""Returns means and deviations; vectors, with a `rounding`, may be of any unit."""
     mean = values.mean(axes, dtype=np.float64) / scale
     std = values.std(axes, dtype=np.float64) / scale
-    return mean.tolist(), std.clip(min=LEAST_STD).tolist()
+    if rounding is None:
+        return mean.tolist(), std.clip(min=LEAST_STD).tolist()
+    return mean.tolist(), np.where(std > rounding * np.abs(mean), std, LEAST_STD).tolist()
 
 
 def _inspect(id_data: Samples, reference: Samples) -> tuple[NDArray[np.int64], dict[str, str]]:

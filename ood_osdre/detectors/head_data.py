@@ -95,7 +95,7 @@ class HeadData:
             for side, batches in zip(parts, self._inputs(preprocess), strict=True):
                 for x in batches:
                     given = classifier_features(classifier, x, self.head.layers)
-                    side.append(given.features.cpu())
+                    side.append(given.features.cpu().float())
                     bar.update(len(x))
                     name = signal.Signals(received[0]).name if received else ""
                     if stopped := distributed.from_first(name):

@@ -51,6 +51,8 @@ from .speed import deployed
 # Components with less than this share of the largest variance are taken for rounding: features
 # come in single precision.
 LEAST_VARIANCE = 1e-10
+# A shift of components, in deviations, that changes nothing in training.
+NEAR = 1e-3
 # Features brought to double precision together.
 TOGETHER = 8192
 
@@ -61,20 +63,27 @@ class Whitening(nn.Module):
     Arguments:
         mean: The mean :math:`m`, with shape :math:`(F)`.
         matrix: The components by their deviations, with shape :math:`(F, r)`; None only centres.
+        rest: What single precision leaves of the mean, with shape :math:`(F)`; None where it is
+            nothing beside the deviations. With it, features in double precision are centred in it.
     """
 
     mean: Tensor
     matrix: Tensor | None
+    rest: Tensor | None
 
-    def __init__(self, mean: Tensor, matrix: Tensor | None = None) -> None:
+    def __init__(
+        self, mean: Tensor, matrix: Tensor | None = None, rest: Tensor | None = None
+    ) -> None:
         super().__init__()
         self.register_buffer("mean", mean)
         self.register_buffer("matrix", matrix)
+        self.register_buffer("rest", rest)
 
     @classmethod
-    def empty(cls, features: int, rank: int) -> "Whitening":
-        r"""Returns one to put tensors into, of :math:`F` features and :math:`r` components."""
-        return cls(torch.zeros(features).float(), torch.zeros(features, rank).float())
+    def empty(cls, features: int, rank: int, far: bool = False) -> "Whitening":
+        r"""Returns one to put tensors into, with `far` also the rest of the mean."""
+        mean, matrix = torch.zeros(features).float(), torch.zeros(features, rank).float()
+        return cls(mean, matrix, mean.clone() if far else None)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -84,7 +93,11 @@ class Whitening(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         r"""Returns the components, with shape :math:`(B, r)`, of features :math:`(B, F)`."""
-        centred = features.to(self.mean.dtype) - self.mean
+        if self.rest is None:
+            centred = features.to(self.mean.dtype) - self.mean
+        else:
+            wide = features.to(torch.promote_types(features.dtype, self.mean.dtype))
+            centred = (wide - self.mean - self.rest).to(self.mean.dtype)
         # What is left of a folded one is a difference, which autocast leaves alone.
         if self.matrix is None:
             return centred
@@ -125,7 +138,9 @@ def whitening_of(id_features: Tensor, reference_features: Tensor, rank: int | No
     # The sign of an eigenvector is anybody's choice; this one is everybody's.
     largest = vectors.gather(0, vectors.abs().argmax(dim=0, keepdim=True))
     matrix = (vectors * largest.sign())[:, :count] / values[:count].sqrt()
-    return Whitening(mean.float(), matrix.float())
+    rest = mean - mean.float()
+    is_far = any(x.dtype == torch.float64 for x in sets) and (rest @ matrix).abs().max() > NEAR
+    return Whitening(mean.float(), matrix.float(), rest.float() if is_far else None)
 
 
 class WhitenedRatio(RatioModel):

@@ -144,7 +144,9 @@ def check_pairs(
     size: int | None = None,
     device: torch.device | None = None,
 ) -> tuple[Tensor, Tensor]:
-    r"""Returns points of both sources in the default type, or says what is wrong with them.
+    r"""Returns points of both sources, or says what is wrong with them.
+
+    They have the default type, or double precision if they came in it.
 
     Arguments:
         name: What the error calls them.
@@ -185,7 +187,9 @@ def check_pairs(
             f"({size or 'N'}, {dim}){where}."
         )
     dtype = torch.get_default_dtype()
-    return both[0].detach().to(dtype), both[1].detach().to(dtype)
+    # A mean is subtracted before single precision may round: of large numbers it leaves nothing.
+    x_0, x_1 = (x.detach().to(torch.promote_types(x.dtype, dtype)) for x in both)
+    return x_0, x_1
 
 
 class Affine(NamedTuple):
@@ -194,10 +198,12 @@ class Affine(NamedTuple):
     Attributes:
         mean: The vector :math:`m`, with shape :math:`(d)`.
         matrix: The matrix :math:`A`, with shape :math:`(d, d)`, or its diagonal, :math:`(d)`.
+        dtype: The type of what it returns; None for its own.
     """
 
     mean: Tensor
     matrix: Tensor
+    dtype: torch.dtype | None = None
 
     @classmethod
     def of(cls, x: Tensor, kind: str = "scale", block: int | None = None) -> "Affine":
@@ -209,13 +215,14 @@ class Affine(NamedTuple):
                 for coordinates without correlations.
             block: The size of the blocks within which correlations are removed; None for one.
         """
+        dtype = torch.get_default_dtype()
         if kind == "no":
-            return cls(torch.zeros_like(x[0]), torch.ones_like(x[0]))
+            return cls(torch.zeros_like(x[0]), torch.ones_like(x[0]), dtype)
         scale = x.std(dim=0)
         # A coordinate that does not vary says nothing about the ratio.
         scale = torch.where(scale > 0, scale, 1.0)
         if kind == "scale":
-            return cls(x.mean(dim=0), 1 / scale)
+            return cls(x.mean(dim=0), 1 / scale, dtype)
         dim = x.shape[1]
         correlation = torch.cov((x / scale).T.double()).reshape(dim, dim)
         if block is not None:
@@ -223,12 +230,13 @@ class Affine(NamedTuple):
             correlation = torch.where(blocks == blocks[:, None], correlation, 0.0)
         values, vectors = torch.linalg.eigh(correlation)
         root = vectors / values.clamp(min=1e-6).sqrt() @ vectors.T
-        return cls(x.mean(dim=0), (root / scale).to(x))
+        return cls(x.mean(dim=0), (root / scale).to(x), dtype)
 
     def __call__(self, x: Tensor) -> Tensor:
-        r"""Maps points, with shape :math:`(B, d)`, to the type of the map."""
+        r"""Maps points, with shape :math:`(B, d)`, in the precision of the map."""
         x = x.to(self.mean) - self.mean
-        return x * self.matrix if self.matrix.ndim == 1 else x @ self.matrix.T
+        x = x * self.matrix if self.matrix.ndim == 1 else x @ self.matrix.T
+        return x if self.dtype is None else x.to(self.dtype)
 
 
 class Whitening(NamedTuple):

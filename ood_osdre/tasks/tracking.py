@@ -188,7 +188,7 @@ class KLTracker:
             return _Source(values, None)
         rows = read_rows(name, values, self.dim, LEAST_WINDOW)
         refuse_constant(name, rows)  # its divergence is infinite
-        points = torch.as_tensor(rows, dtype=torch.get_default_dtype()).to(self.options.device)
+        points = torch.as_tensor(rows).to(self.options.device)
         generator = step_generator(self.options.seed + self.steps, Stream.TEST, 1, points.device)
         order = torch.randperm(len(points), generator=generator, device=points.device)
         kept, rest = points[order].tensor_split([round(SHARE * len(points))])
