@@ -121,6 +121,7 @@ def read_outputs(
                 f"{what}: {name}: got {found}{again} for {count} inputs, expected once tensors "
                 "with a row for each input and one axis of features."
             )
+        # A copy even of one, before an activation behind the layer writes in place.
         rows[name] = torch.cat([part for part in parts if part is not None], dim=1)
 
     try:
@@ -139,17 +140,16 @@ class _UnmeasuredError(Exception):
 
 
 def _rows(x: Tensor | None, count: int, axes: Axes | None) -> Tensor | None:
-    r"""Returns the features in a tensor as new ones, with shape :math:`(B, F)`; None without."""
+    r"""Returns the features in a tensor, with shape :math:`(B, F)`; None without."""
     if x is None:
         return None
     if _is_plain(x, count):
-        # What an activation behind the layer writes in place must not be read.
-        rows = x.clone()
+        rows = x
     elif axes is None or axes.features is None or x.shape[axes.batch] != count:
         return None
     else:
         others = [a for a in range(x.ndim) if a not in axes]
-        rows = x.mean(dim=others) if others else x.clone()
+        rows = x.mean(dim=others) if others else x
         rows = rows if axes.batch < axes.features else rows.T
     return rows.to(torch.promote_types(rows.dtype, torch.float32))
 
