@@ -93,9 +93,8 @@ class Whitening(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         r"""Returns the components, with shape :math:`(B, r)`, of features :math:`(B, F)`."""
-        if self.rest is None:
-            centred = features.to(self.mean.dtype) - self.mean
-        else:
+        centred = features.to(self.mean.dtype) - self.mean
+        if self.rest is not None:
             wide = features.to(torch.promote_types(features.dtype, self.mean.dtype))
             centred = (wide - self.mean - self.rest).to(self.mean.dtype)
         # What is left of a folded one is a difference, which autocast leaves alone.
@@ -252,16 +251,13 @@ class RepresentationRatio(RatioModel):
 def classifier_features(
     classifier: Classifier, x: Tensor, layers: Sequence[str] = (), known: Known | None = None
 ) -> Features:
-    r"""Evaluates a classifier once, in the mode it is in.
+    r"""Returns the features :math:`(B, F)` and class logits of one pass, in the classifier's mode.
 
     Arguments:
         classifier: The classifier.
         x: The images, with shape :math:`(B, C, H, W)`.
         layers: As for :class:`RepresentationRatio`.
         known: As for :func:`~ood_osdre.models.frozen.read_layers`.
-
-    Returns:
-        The features, with shape :math:`(B, F)`, and the class logits.
     """
     backbone = classifier.backbone
     if layers:
