@@ -12,6 +12,7 @@ else a held-out tenth.
 __all__ = [
     "ImageSet",
     "count_shared",
+    "cut_apart",
     "fingerprints",
     "group_of",
     "hold_out_id",
@@ -133,12 +134,39 @@ def count_shared(items: NDArray[np.int64], others: NDArray[np.int64]) -> int:
     return int(np.isin(items, others).sum())
 
 
+def cut_apart(
+    order: NDArray[np.intp], marks: NDArray[np.int64], cuts: Sequence[int]
+) -> list[NDArray[np.intp]]:
+    r"""Cuts an order of items into parts none of which has a copy of another's item.
+
+    Copies follow the first of them, and a cut that would part them is moved behind the last: of
+    items without copies, the parts are those of the order itself.
+
+    Arguments:
+        order: The indices of the items, with shape :math:`(N)`.
+        marks: What copies share, and other items do not, such as :func:`fingerprints`, with shape
+            :math:`(N)`.
+        cuts: Where to cut, in ascending order; there is one part more.
+
+    Example:
+        >>> [part.tolist() for part in cut_apart(np.arange(4), np.array([7, 8, 7, 9]), [1])]
+        [[0, 2], [1, 3]]
+    """
+    _, first, which = np.unique(marks[order], return_index=True, return_inverse=True)
+    rank = first[which]  # of each item, the place of the first of its copies
+    place = np.argsort(rank, kind="stable")
+    order, rank = order[place], rank[place]
+    ends = [int(np.searchsorted(rank, rank[c - 1], side="right")) if c else 0 for c in cuts]
+    return np.split(order, ends)
+
+
 def hold_out_reference(
     reference: ImageSet,
     classes: int | Sequence[str] = 10,
     fraction: float = 0.1,
     seed: int = 0,
     last: int | None = None,
+    marks: NDArray[np.int64] | None = None,
 ) -> tuple[ImageSet, ImageSet]:
     r"""Splits a reference into a part for training and a part for validation.
 
@@ -149,6 +177,8 @@ def hold_out_reference(
         seed: The seed of the split.
         last: How many images to hold out, the last ones, in place of classes or a fraction: the
             option `data.hold_out_reference`; None for those.
+        marks: What copies share, with shape :math:`(N)`, to keep them together where it is a
+            fraction that is held out; None to take images for distinct.
 
     Returns:
         The images for training and for validation.
@@ -176,7 +206,11 @@ def hold_out_reference(
     mask = np.isin(groups, held)
     if not held:
         size = round(fraction * len(reference))
-        mask[rng.choice(len(reference), size, replace=False)] = True
+        drawn = rng.choice(len(reference), size, replace=False)
+        if marks is not None:
+            rest = np.setdiff1d(np.arange(len(reference)), drawn)
+            drawn, _ = cut_apart(np.concatenate([drawn, rest]), marks, [size])
+        mask[drawn] = True
     if mask.all() or not mask.any() or not set(held) <= set(names):
         raise UserError(
             f"reference: {len(reference)} images with {len(held)} classes held out cannot be split "

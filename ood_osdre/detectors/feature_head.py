@@ -16,11 +16,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
 from ..config import HeadConfig
+from ..data.sets import cut_apart
 from ..data.transforms import Standardise
 from ..errors import UserError
 from ..evaluation.calibration import ratio_calibration
@@ -42,6 +45,8 @@ from ..training.trainer import Outcome
 
 # With fewer vectors than this on a side, none are held out.
 SMALLEST = 50
+# Features of one image in two batches differ by less than this share of their deviation.
+ROUNDING = 1e-5
 WHITENING = "whitening"
 RULES = {
     "last": "the last step",
@@ -134,7 +139,7 @@ def fit_head(
     x_1 = check_features(id_features, None, "ID features").cpu()
     x_0 = check_features(reference_features, x_1.shape[1], "reference features").cpu()
     seed, training = head.training.seed, head.training
-    id_rows, rows = (_split(len(x), head.held_out, seed, i) for i, x in enumerate((x_1, x_0)))
+    id_rows, rows = (_split(x, head.held_out, seed, i) for i, x in enumerate((x_1, x_0)))
     if mixed:
         x_0, rows = _mixed(x_1, x_0, id_rows, rows, mixed, seed)
     whitening = _whitening(head, x_1, x_0, folder, metadata, resume).to(device)
@@ -226,10 +231,26 @@ def _whitening(
 Rows: TypeAlias = tuple[Tensor, Tensor]
 
 
-def _split(size: int, share: float, seed: int, which: int) -> Rows:
-    count = math.ceil(share * size) if size >= SMALLEST else 0
-    order = torch.randperm(size, generator=step_generator(seed, Stream.SPLIT, which, "cpu"))
-    return order[count:], order[:count]
+def _split(x: Tensor, share: float, seed: int, which: int) -> Rows:
+    r"""Returns the rows that train and those held out, copies of one in one part."""
+    count = math.ceil(share * len(x)) if len(x) >= SMALLEST else 0
+    order = torch.randperm(len(x), generator=step_generator(seed, Stream.SPLIT, which, "cpu"))
+    held, rest = cut_apart(order.numpy(), _copies(x), [count])
+    return torch.as_tensor(rest), torch.as_tensor(held)
+
+
+def _copies(x: Tensor) -> NDArray[np.int64]:
+    r"""Returns a number that items share with those that are equal but for rounding, :math:`(N)`.
+
+    The order is that of a random projection, in which such items are next to each other.
+    """
+    u = torch.randn(x.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    order = (x.double() @ u).argsort()
+    least = ROUNDING * x.std(dim=0, correction=0)
+    far = ((x[order][1:] - x[order][:-1]).abs() > least).any(dim=1)
+    marks = torch.zeros(len(x), dtype=torch.long)
+    marks[order[1:]] = far.cumsum(0)
+    return marks.numpy()
 
 
 def _taken(x: Tensor, rows: Rows) -> Rows:

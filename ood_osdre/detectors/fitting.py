@@ -33,7 +33,7 @@ from torch.utils.data import RandomSampler, SubsetRandomSampler, WeightedRandomS
 from ..config import Config, load_config
 from ..data import ImageSet, hold_out_reference
 from ..data.inputs import Samples
-from ..data.sets import count_shared, fingerprints
+from ..data.sets import count_shared, cut_apart, fingerprints
 from ..data.transforms import Preprocess, Standardise, Standardiser
 from ..errors import UserError
 from ..evaluation.evaluate import Validation, score_images
@@ -117,9 +117,9 @@ def prepare(
             log.warning("fit: no class head is trained; ID data: %s", reason)
         objective = config.objective.replace(class_weight=0.0, outlier_exposure=0.0)
         config = config.replace(objective=objective)
-    seen, checksums = _inspect(id_data, reference)
+    seen, checksums, marks = _inspect(id_data, reference)
     make = _image_batches if id_data.has_images else _vector_batches
-    batches, validate, preprocess = make(config, id_data, reference, device)
+    batches, validate, preprocess = make(config, id_data, reference, device, *marks)
     dim = None if id_data.has_images else id_shape[1]
     facts = {"dim": dim, "checksums": checksums}
     metadata = model_metadata(config, classes, preprocess, size, None, **facts)
@@ -127,19 +127,24 @@ def prepare(
 
 
 Parts = tuple[Batches, Validate, Standardiser]
+Marks = NDArray[np.int64]
 
 
 def _image_batches(
-    config: Config, id_data: Samples, reference: Samples, device: torch.device
+    config: Config,
+    id_data: Samples,
+    reference: Samples,
+    device: torch.device,
+    marks: Marks,
+    others_marks: Marks,
 ) -> Parts:
     training, images = config.training, ImageSet(*id_data[:3])
     id_train, id_val = (
-        images.subset(rows)
-        for rows in _hold_out(len(images), np.random.default_rng(training.seed))
+        images.subset(rows) for rows in _hold_out(marks, np.random.default_rng(training.seed))
     )
     fraction = max(HELD_OUT, 1 / len(reference.values))
     others, near = hold_out_reference(
-        ImageSet(*reference[:3]), fraction=fraction, seed=training.seed
+        ImageSet(*reference[:3]), fraction=fraction, seed=training.seed, marks=others_marks
     )
     preprocess = Preprocess(*_statistics(id_train.images, (0, 1, 2), 255.0), device)
     size, limit = config.evaluation.batch_size, config.data.val_limit
@@ -153,7 +158,12 @@ def _image_batches(
 
 
 def _vector_batches(
-    config: Config, id_data: Samples, reference: Samples, device: torch.device
+    config: Config,
+    id_data: Samples,
+    reference: Samples,
+    device: torch.device,
+    marks: Marks,
+    others_marks: Marks,
 ) -> Parts:
     for name in ("broaden", "mixture"):
         if getattr(config.data, name):
@@ -162,8 +172,8 @@ def _vector_batches(
                 "configuration {'network': {'kind': 'mlp'}}."
             )
     training, rng = config.training, np.random.default_rng(config.training.seed)
-    train, val = _hold_out(len(id_data.values), rng)
-    reference_train, reference_val = _hold_out(len(reference.values), rng)
+    train, val = _hold_out(marks, rng)
+    reference_train, reference_val = _hold_out(others_marks, rng)
     statistics = _statistics(id_data.values[train], (0,), 1.0, ROUNDING)
     standardise = Standardise(*statistics, device)
     batches = VectorBatches(
@@ -185,11 +195,13 @@ def _vector_batches(
     return batches, validate, standardise
 
 
-def _hold_out(count: int, rng: np.random.Generator) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    r"""Returns the rows that train and the rows that validate, both in order."""
-    order = rng.permutation(count)
-    held = max(1, round(HELD_OUT * count))
-    return np.sort(order[held:]), np.sort(order[:held])
+def _hold_out(marks: Marks, rng: np.random.Generator) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    r"""Returns the rows that train and the rows that validate, both in order, copies in one part."""
+    count = len(marks)
+    held, rest = cut_apart(rng.permutation(count), marks, [max(1, round(HELD_OUT * count))])
+    if not len(rest):
+        raise UserError(f"fit: all {count} items of a set are copies of one, expected at least 2.")
+    return np.sort(rest), np.sort(held)
 
 
 def _statistics(
@@ -203,10 +215,22 @@ def _statistics(
     return mean.tolist(), np.where(std > rounding * np.abs(mean), std, LEAST_STD).tolist()
 
 
-def _inspect(id_data: Samples, reference: Samples) -> tuple[NDArray[np.int64], dict[str, str]]:
-    r"""Returns the fingerprints and checksums of both sets; warns if they share items."""
+def _inspect(
+    id_data: Samples, reference: Samples
+) -> tuple[Marks, dict[str, str], tuple[Marks, Marks]]:
+    r"""Returns the fingerprints of both sets together, their checksums, and those of each.
+
+    It warns of items that both share, and of sets with copies.
+    """
     both = id_data.values, reference.values
     marks = [fingerprints(values) for values in both]
+    own = marks[0], marks[1]
+    for name, found in zip(("ID", "reference"), own, strict=True):
+        if (distinct := np.unique(found).size) < len(found):
+            log.warning(
+                "%d of %d %s items are distinct: copies train, or validate, together",
+                *(distinct, len(found), name),
+            )
     if shared := count_shared(marks[1], marks[0]):
         log.warning(
             "%d of %d reference items are ID items too: the ratio is pulled to 1 there",
@@ -216,7 +240,7 @@ def _inspect(id_data: Samples, reference: Samples) -> tuple[NDArray[np.int64], d
     sums = [hashlib.sha256(np.sort(m).astype("<i8").tobytes()).hexdigest() for m in marks]
     # Copies in single precision are the same items.
     marks += [fingerprints(v.astype(np.float32)) for v in both if v.dtype == np.float64]
-    return np.unique(np.concatenate(marks)), dict(zip(("id", "reference"), sums, strict=True))
+    return np.unique(np.concatenate(marks)), dict(zip(("id", "reference"), sums, strict=True)), own
 
 
 def _count_classes(id_data: Samples) -> int:

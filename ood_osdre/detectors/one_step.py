@@ -229,7 +229,7 @@ class OneStepDetector:
         says what is guaranteed and what is not.
 
         Arguments:
-            id_data: ID data that neither trained nor selected the model, :math:`n` of them.
+            id_data: ID data that neither trained nor selected the model, :math:`n` of them distinct.
             alpha: The rate :math:`\alpha`. Below :math:`1 / (n + 1)` nothing is ever flagged,
                 which is logged as a warning.
             seen: What to do about inputs that :meth:`fit` has read, found by their content: the
@@ -247,7 +247,7 @@ class OneStepDetector:
         scored = [(scores, fingerprints(piece.values)) for scores, piece in pieces]
         scores, marks = (np.concatenate(parts) for parts in zip(*scored, strict=True))
         check_unseen(marks, self._seen, seen)
-        self.conformal = SplitConformal(scores, alpha)
+        self.conformal = SplitConformal(scores, alpha, marks)
         return self
 
     def predict(self, x: object) -> NDArray[np.int64]:

@@ -107,6 +107,8 @@ class SplitConformal:
         scores: The scores of ID inputs that the model has not seen, in nats, larger = more ID,
             with shape :math:`(n)`.
         alpha: The largest rate :math:`\alpha` at which ID inputs may be flagged.
+        marks: What copies of an input share, with shape :math:`(n)`, None if there are none. A
+            copy is no draw of its own: each counts once, and a warning says how many are left.
 
     Raises:
         UserError: If `alpha` is not in (0, 1), or scores are absent, NaN or infinite.
@@ -121,11 +123,19 @@ class SplitConformal:
         array([ True, False])
     """
 
-    def __init__(self, scores: ArrayLike, alpha: float) -> None:
+    def __init__(
+        self, scores: ArrayLike, alpha: float, marks: NDArray[np.int64] | None = None
+    ) -> None:
         is_number = isinstance(alpha, float | int | np.floating)
         if not is_number or not 0 < alpha < 1:
             raise UserError(f"alpha: got {shown(alpha)}, expected a rate between 0 and 1.")
-        self.scores = np.sort(check_scores("calibration", scores))
+        scores = check_scores("calibration", scores)
+        if marks is not None:
+            kept = np.unique(marks, return_index=True)[1]
+            if len(kept) < len(scores):
+                log.warning("calibration: %d of %d inputs are distinct", len(kept), len(scores))
+            scores = scores[kept]
+        self.scores = np.sort(scores)
         self.alpha = float(alpha)
         self.rank = _rank(self.size, self.alpha)
         if self.rank == 0:
