@@ -121,7 +121,7 @@ def test_tracker_keeps_held_out_points_from_training(monkeypatch: pytest.MonkeyP
         tracker.update(window)
     sources = tracker._source("reference", reference), tracker._source("window", window)
     for drawn, source, points in zip(seen[0], sources, (reference, window), strict=True):
-        held_out = set(source.held_out(Generator())[:, 0].tolist())
+        held_out = set(source.held_out(1, Generator())[:, 0].tolist())
         assert len(held_out) == len(points) / 4
         assert drawn == set(points[:, 0].tolist()) - held_out
 

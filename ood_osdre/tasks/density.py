@@ -31,8 +31,10 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Generator, Tensor
 
+from ..data.sets import cut_apart
 from ..errors import UserError
 from ..training.batches import Stream, step_generator
+from .draws import error_of_mean, firsts, marks_of, warn_of_order
 from .fit import DrawPairs, RatioFit, fit_ratio, log_density
 from .methods import (
     METHODS,
@@ -121,7 +123,9 @@ def fit_density(
 ) -> Density:
     r"""Fits a density to rows of numbers.
 
-    A tenth of the rows selects the step, another the likelihood that is told.
+    A tenth of the rows selects the step, another the likelihood that is told. Copies of a row are
+    all in one of these parts, and count as often as they occur; a warning says that there are
+    some, and another that rows depend on their neighbours, as those of a time series do.
 
     Arguments:
         x: The rows, continuous numbers with shape :math:`(N, d)`, or :math:`(N)` for one column.
@@ -144,7 +148,7 @@ def fit_density(
     """
     check_method(method, dict.fromkeys(("os-dre", *PROPOSED, *METHODS)))
     options = fit_options(options, DEFAULTS)
-    whitening, (test, val, train) = _whitened_parts(read_rows("x", x), options)
+    whitening, marks, (test, val, train) = _whitened_parts(read_rows("x", x), options)
     proposal = proposal_of(train)
     generator = step_generator(options.seed, Stream.TEST, 0, options.device)
     x_0 = torch.randn(val.shape, generator=generator, device=generator.device, dtype=val.dtype)
@@ -159,15 +163,21 @@ def fit_density(
     importance, annealed = masses(fit, proposal, train.shape[1], generator)
     log_mass = trusted(importance, annealed)
     value = log_density(fit, test) + whitening.log_volume - log_mass
-    error = (value.std() / len(value) ** 0.5).item()
+    error = error_of_mean(value.cpu().numpy(), marks)
     return Density(fit, whitening, log_mass, importance, annealed, value.mean().item(), error)
 
 
 def _whitened_parts(
     rows: NDArray[np.float64], options: FitOptions
-) -> tuple[Whitening, list[Tensor]]:
-    r"""Returns test, validation and training rows, and the map that whitened them."""
-    check_rows("x", rows)
+) -> tuple[Whitening, NDArray[np.int64], list[Tensor]]:
+    r"""Returns the map that whitens rows, which test rows are copies, and the parts of the rows.
+
+    The parts are test, validation and training rows, whitened.
+    """
+    marks = marks_of("density", rows)
+    distinct = rows[firsts(marks)]
+    check_rows("x", distinct)
+    warn_of_order("density", distinct)
     for i, column in enumerate(rows.T):
         if found := repetition(column):
             log.warning(
@@ -175,15 +185,14 @@ def _whitened_parts(
                 "noise as wide as the rounding.",
                 *(i, found),
             )
-    rows = np.random.default_rng(options.seed).permutation(rows)
+    order = np.random.default_rng(options.seed).permutation(len(rows))
     cut = max(round(HELD_OUT * len(rows)), 10)
-    check_rows("x, its training part", rows[2 * cut :], least=0)
-    parts = [
-        torch.as_tensor(part, device=options.device)
-        for part in (rows[:cut], rows[cut : 2 * cut], rows[2 * cut :])
-    ]
+    picked = cut_apart(order, marks, [cut, 2 * cut])
+    check_rows("x, its training part", rows[picked[2]][firsts(marks[picked[2]])], least=0)
+    parts = [torch.as_tensor(rows[part], device=options.device) for part in picked]
     whitening = Whitening.of(parts[-1])
-    return whitening, [whitening(part).to(torch.get_default_dtype()) for part in parts]
+    dtype = torch.get_default_dtype()
+    return whitening, marks[picked[0]], [whitening(part).to(dtype) for part in parts]
 
 
 def draw_pairs_of(train: Tensor) -> DrawPairs:

@@ -11,17 +11,26 @@ All methods see the same batches, standardised alike (a map that leaves ratios u
 the same backbone and take the same number of steps.
 """
 
-__all__ = ["METHODS", "FitOptions", "Method", "RatioFit", "divergence", "fit_ratio", "log_density"]
+__all__ = [
+    "METHODS",
+    "DrawPairs",
+    "FitOptions",
+    "Method",
+    "RatioFit",
+    "divergence",
+    "fit_ratio",
+    "log_density",
+]
 
 import copy
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..errors import UserError
@@ -29,16 +38,29 @@ from ..models import OneStepRatio, RatioModel
 from ..objectives import Batch, log_normal
 from ..paths import DDBINoise, GaussianPath, UniformTimes
 from ..sections import TrainingConfig
-from ..training.batches import Batches, Pairs, Stream, step_generator
 from ..training.build import SCHEDULES
 from ..training.fit import fit
-from .methods import METHODS, Context, FitOptions, Method, OptionsLike, check_method, fit_options
-from .rows import Affine, check_pairs
+from .draws import DrawnBatches, DrawPairs
+from .methods import (
+    METHODS,
+    RATES,
+    Context,
+    FitOptions,
+    Method,
+    OptionsLike,
+    check_method,
+    fit_options,
+)
+from .rows import Affine
 
-DrawPairs: TypeAlias = Callable[[int, Generator], tuple[Tensor, Tensor]]
+log = logging.getLogger(__name__)
 
-# The number of pairs that fix the standardisation.
-FIRST = 8192
+# Points of each source that say how a fit ends. One whose log-ratio varies less than FLAT nats has
+# collapsed; one that moved by more than the share MOVING of what it tells apart, or of half a nat,
+# in the second half of its steps has not arrived: rates fall, so that little moves later.
+PROBED, FLAT, MOVING = 512, 1e-3, 0.1
+# Of fewer steps no fit is expected to arrive.
+LEAST_STEPS = 50
 # What a fit that is started from has to share.
 ARCHITECTURE = ("backbone", "features", "depth", "block", "kernel", "size")
 
@@ -118,6 +140,8 @@ def fit_ratio(
         watch: Measures the fit at twenty steps on the way, for its history.
         progress: Whether to show a progress bar.
 
+    A fit whose log-ratio is a constant, or still moves when its steps end, is warned of.
+
     Raises:
         UserError: If the method or an option is unknown, points are not as described or not
             finite, `initial` is a fit of another kind, or the loss is not finite.
@@ -137,7 +161,7 @@ def fit_ratio(
     if initial is not None:
         _check_initial(initial, method, dim, options)
     affine = None if initial is None else initial.standardise
-    batches = _DrawnBatches(draw_pairs, dim, options, affine)
+    batches = DrawnBatches(draw_pairs, dim, options, affine)
     path = GaussianPath(SCHEDULES[options.schedule](), DDBINoise(options.gamma2, options.eps))
     batches.times = times = UniformTimes(*path.t_range)
     context = Context(dim, options, path, batches.moments())
@@ -149,13 +173,14 @@ def fit_ratio(
 
     untrained = RatioFit(method, model, options, batches.affine, 0.0, [])
     validation = None if held_out is None else batches.held_out(held_out, dim)
-    measure = _Measure(untrained, objective, validation, watch)
+    ends = torch.stack([x[:PROBED] for x in batches.ends()])
+    measure = _Measure(untrained, objective, validation, watch, ends)
     fitted = fit(
         model,
         lambda moments, model: (times, objective),
         batches,
         _training(options),
-        measure if validation is not None or watch is not None else None,
+        measure,
         select=None if validation is None else "held_out",
         progress=progress,
     )
@@ -163,7 +188,49 @@ def fit_ratio(
     if not outcome.finished:
         raise KeyboardInterrupt(outcome.reason)
     seconds = outcome.seconds - measure.watching
-    return replace(untrained, model=fitted.model, seconds=seconds, history=outcome.history)
+    _warn_of_end(fitted.model, ends, options, outcome.history, outcome.best)
+    watched = validation is not None or watch is not None
+    history = outcome.history if watched else []
+    return replace(untrained, model=fitted.model, seconds=seconds, history=history)
+
+
+@torch.no_grad()
+def _warn_of_end(
+    model: RatioModel,
+    ends: Tensor,
+    options: FitOptions,
+    history: list[dict[str, float]],
+    best: Mapping[str, float] | None,
+) -> None:
+    r"""Warns of a log-ratio that is a constant, or that the last steps still moved.
+
+    Arguments:
+        model: The model that is kept.
+        ends: Standardised points of either source, with shape :math:`(2, N, d)`.
+        options: The options.
+        history: The validations.
+        best: The one whose model is kept.
+    """
+    spread = model.log_ratio(ends.flatten(0, 1)).std().item()
+    if spread < FLAT and options.steps >= LEAST_STEPS:
+        log.warning(
+            "fit: the log-ratio is a constant up to %.1g nats: nothing was learnt. If the sources "
+            "do differ, the rate %g does not suit the backbone %s (%g does, as a rule), or the "
+            "%d steps are too few.",
+            *(spread, options.lr, options.backbone, RATES[options.backbone], options.steps),
+        )
+        return
+    steps = options.steps
+    before = [h["apart"] for h in history if h["step"] <= steps / 2]
+    if steps < LEAST_STEPS or not before or (best or history[-1])["step"] < steps:
+        return
+    first, last = before[-1], history[-1]["apart"]
+    if abs(last - first) > MOVING * max(abs(last), 0.5):
+        log.warning(
+            "fit: still moving when its %d steps ended: the log-ratio told the sources apart by "
+            "%.2f nats half-way, by %.2f at the end; try more steps.",
+            *(steps, first, last),
+        )
 
 
 def _check_initial(initial: RatioFit, method: Method, dim: int, options: FitOptions) -> None:
@@ -191,59 +258,19 @@ def _training(options: FitOptions) -> TrainingConfig:
     return TrainingConfig.short(options.steps).replace(**shared)
 
 
-class _DrawnBatches(Batches):
-    r"""Batches that a function draws, standardised, with a probe beside the noise.
-
-    The first draw is checked, and fixes the standardisation unless there is one already.
-    """
-
-    def __init__(
-        self, draw_pairs: DrawPairs, dim: int, options: FitOptions, affine: Affine | None
-    ) -> None:
-        super().__init__(options.batch_size, options.seed, options.device)
-        generator = step_generator(options.seed, Stream.MOMENTS, 0, options.device)
-        first = draw_pairs(FIRST, generator)
-        first = check_pairs("draw_pairs", first, dim, FIRST, generator.device)
-        if affine is None:
-            block = options.block if options.backbone == "block_quadratic" else None
-            affine = Affine.of(torch.cat(first), options.standardise, block)
-        self.draw_pairs, self.affine = draw_pairs, affine
-        self._ends = affine(first[0]), affine(first[1])
-
-    def ends(self) -> tuple[Tensor, Tensor]:
-        return self._ends
-
-    def pairs(self, step: int, generator: Generator) -> Pairs:
-        return self._standardised(self.draw_pairs(self.batch_size, generator))
-
-    def held_out(self, pairs: tuple[Tensor, Tensor], dim: int) -> Batch:
-        generator = step_generator(self.seed, Stream.HELD_OUT, 0, self.device)
-        pairs = check_pairs("held_out", pairs, dim)
-        return self.completed(self._standardised(pairs), generator)
-
-    def completed(self, pairs: Pairs, generator: Generator) -> Batch:
-        x_0, x_1, _ = pairs
-        t = self.times.sample(len(x_0), generator)
-        noise, probe = torch.randn(
-            (2, *x_0.shape), generator=generator, device=x_0.device, dtype=x_0.dtype
-        )
-        return Batch(x_0, x_1, t.to(x_0), noise, probe=probe)
-
-    def _standardised(self, pairs: tuple[Tensor, Tensor]) -> Pairs:
-        return Pairs(*(self.affine(x.detach()) for x in pairs))
-
-
 @dataclass
 class _Measure:
     r"""What a fit measures on the way: its loss on held-out pairs, and what a caller watches.
 
-    `watching` counts the seconds of the latter, which are none of training's.
+    `apart` is by how much the log-ratio differs between the means of both sources, in nats, on
+    `ends`. `watching` counts the seconds of that and of the caller, which are none of training's.
     """
 
     fit: RatioFit
     objective: nn.Module
     held_out: Batch | None
     watch: Callable[[RatioFit], Mapping[str, float]] | None
+    ends: Tensor
     watching: float = 0.0
 
     def __call__(self, model: RatioModel) -> dict[str, float]:
@@ -252,10 +279,13 @@ class _Measure:
             # Not without gradients: a baseline differentiates its network in the time.
             loss = self.objective(model, self.held_out)["total"]
             numbers["held_out"] = -loss.detach().mean().item()
+        started = time.monotonic()
+        with torch.no_grad():
+            low, high = (model.log_ratio(x).mean().item() for x in self.ends)
+        numbers["apart"] = high - low
         if self.watch is not None:
-            started = time.monotonic()
             numbers |= self.watch(replace(self.fit, model=model))
-            self.watching += time.monotonic() - started
+        self.watching += time.monotonic() - started
         return numbers
 
 

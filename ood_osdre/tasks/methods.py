@@ -14,6 +14,7 @@ the derivative in closed form.
 
 __all__ = [
     "METHODS",
+    "RATES",
     "Context",
     "FitOptions",
     "Method",
@@ -66,13 +67,19 @@ from .features import OrthonormalBasis, TimeConditionedFeatures
 D3RE_NOISE = 0.5, 0.005
 
 
+# The peak learning rates of backbones: a linear head on fixed features takes steps a hundred times
+# as large as a network, which they leave constant, and learns nothing at those of a network.
+RATES = {"mlp": 2e-3, "quadratic": 0.1, "block_quadratic": 0.3}
+
+
 class FitOptions(Options):
     r"""How a ratio is fitted; the same for every method of a comparison.
 
     Attributes:
         steps: The number of steps.
         batch_size: The number of pairs in a batch.
-        lr: The peak learning rate.
+        lr: The peak learning rate; where options are given by name and change the backbone, that of
+            :data:`RATES`, unless it is given, too.
         weight_decay: The weight decay of matrices.
         clip: The largest gradient norm; 0 for no clipping.
         ema: The decay of the averaged weights.
@@ -143,7 +150,7 @@ def fit_options(options: OptionsLike, defaults: FitOptions) -> FitOptions:
 
     Arguments:
         options: All of them, or those that differ from the defaults by name; None for none.
-        defaults: The defaults of what is fitted.
+        defaults: The defaults of what is fitted; their rate is for their backbone alone.
 
     Raises:
         UserError: If they are no options, one is unknown or out of range, or the device is not
@@ -152,7 +159,11 @@ def fit_options(options: OptionsLike, defaults: FitOptions) -> FitOptions:
     if options is None:
         return defaults
     if isinstance(options, Mapping):
-        options = {**dict(defaults), **options}
+        backbone = options.get("backbone", defaults.backbone)
+        suited = (
+            {"lr": RATES.get(str(backbone), defaults.lr)} if backbone != defaults.backbone else {}
+        )
+        options = {**dict(defaults), **suited, **options}
     if not isinstance(options, FitOptions):
         options = FitOptions.of(options, "options")
     find_device(options.device, "options: device")

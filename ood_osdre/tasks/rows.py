@@ -10,8 +10,10 @@ __all__ = [
     "Whitening",
     "check_pairs",
     "check_rows",
+    "read_paired",
     "read_rows",
     "refuse_constant",
+    "refuse_infinite",
     "refuse_mask",
     "repetition",
 ]
@@ -21,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.stats import rankdata
 from sklearn.utils import check_array
 from torch import Tensor
 
@@ -102,6 +105,47 @@ def repetition(column: Array) -> str | None:
         return f"has {len(counts)} distinct values among {n} rows"
     if counts.max() > MOST_REPEATED * n:
         return f"repeats one value in {counts.max()} of {n} rows"
+    return None
+
+
+def read_paired(x: object, y: object, least: int) -> tuple[Array, Array]:
+    r"""Returns the rows of two variables, as many of each; errors are those of :func:`read_rows`."""
+    first, second = read_rows("x", x, least=least), read_rows("y", y, least=least)
+    if len(first) != len(second):
+        raise UserError(
+            f"x and y: got {len(first)} and {len(second)} rows, expected as many of each."
+        )
+    return first, second
+
+
+def refuse_infinite(x: Array, y: Array) -> None:
+    r"""Refuses variables, :math:`(n, d)`, whose information is infinite or is no ratio's to find."""
+    if problem := _discrete("x", x) or _discrete("y", y) or _function(x, y):
+        raise UserError(problem)
+
+
+def _discrete(name: str, array: Array) -> str | None:
+    r"""Returns which column is constant or discrete."""
+    for i, column in enumerate(array.T):
+        if found := repetition(column):
+            return (
+                f"{name}: column {i} {found}, expected continuous numbers; leave out a constant, "
+                "add noise to discrete data or use a plug-in estimator for it."
+            )
+    return None
+
+
+def _function(x: Array, y: Array) -> str | None:
+    r"""Returns which column of `x` is a monotone function of one of `y`."""
+    ranks = rankdata(y, axis=0)
+    for i, column in enumerate(rankdata(x, axis=0).T):
+        for kind, order in (("an increasing", column), ("a decreasing", len(x) + 1 - column)):
+            same = np.flatnonzero((order[:, None] == ranks).all(axis=0))
+            if len(same):
+                return (
+                    f"x and y: column {i} of x is {kind} function of column {same[0]} of y, "
+                    "expected others; the information is infinite."
+                )
     return None
 
 

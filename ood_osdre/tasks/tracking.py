@@ -39,10 +39,9 @@ from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Callable, Sized
 from numbers import Integral, Real
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtri
 from torch import Generator, Tensor
@@ -50,13 +49,12 @@ from torch import Generator, Tensor
 from ..errors import UserError
 from ..options import shown
 from ..training.batches import Stream, step_generator
+from .draws import Sampler, Source, error_of_mean, firsts, marks_of, source_of, warn_of_order
 from .fit import DrawPairs, RatioFit, divergence, fit_ratio
 from .methods import METHODS, FitOptions, OptionsLike, check_method, fit_options
 from .rows import read_rows, refuse_constant, refuse_mask
 
 log = logging.getLogger(__name__)
-
-Sampler: TypeAlias = Callable[[int, Generator], Tensor]
 
 QUADRATIC = FitOptions(backbone="block_quadratic", block=1, lr=0.3, steps=400)
 
@@ -139,7 +137,9 @@ class KLTracker:
         Of a window a random quarter is held out for the estimate, and so is of a reference that is
         an array; training draws from the rest with replacement. The error is that of a mean over
         the held-out points, plus what the features cannot represent. Windows should not overlap:
-        the weights that a step starts from have seen the last one's points.
+        the weights that a step starts from have seen the last one's points. Copies of a point are
+        held out together, and points of a window are taken for independent: warnings say if there
+        are copies, and if points depend on those before them.
 
         Arguments:
             current: Points of :math:`p_t`, a window with shape :math:`(N, d)`, at least 200, no
@@ -152,7 +152,7 @@ class KLTracker:
         options = self.options.replace(seed=self.options.seed + self.steps)
         generator = step_generator(options.seed, Stream.TEST, 0, options.device)
         if callable(current):
-            draw_pairs, few, many = current, current(WATCHED, generator), None
+            draw_pairs, few, many, marks = current, current(WATCHED, generator), None, None
         else:
             if self._reference is None:
                 raise UserError("window: got points, but the tracker has no 'reference'.")
@@ -161,7 +161,8 @@ class KLTracker:
             def draw_pairs(n: int, generator: Generator) -> tuple[Tensor, Tensor]:
                 return reference.draw(n, generator), window.draw(n, generator)
 
-            few = many = reference.held_out(generator), window.held_out(generator)
+            few = many = tuple(p.held_out(HELD_OUT, generator) for p in (reference, window))
+            marks = window.marks
 
         def watch(fit: RatioFit) -> dict[str, float]:
             return {"estimate": divergence(fit, *few)}
@@ -172,8 +173,8 @@ class KLTracker:
         value = divergence(self.fit, *many)
         error = None
         if self.fit.method.bound == "mean":
-            values = self.fit.log_ratio(many[1]).double()
-            error = (values.std() / len(values) ** 0.5).item()
+            values = self.fit.log_ratio(many[1]).double().cpu().numpy()
+            error = error_of_mean(values, np.arange(len(values)) if marks is None else marks)
         if value > math.log(len(many[1])):
             log.warning(
                 "divergence: %.2f nats is more than the log of the %d held-out points; it rests on "
@@ -183,30 +184,15 @@ class KLTracker:
         history = [(h["step"] / options.steps, h["estimate"]) for h in self.fit.history]
         return Tracked(value, history, self.fit.seconds, error)
 
-    def _source(self, name: str, values: ArrayLike | Sampler) -> "_Source":
+    def _source(self, name: str, values: ArrayLike | Sampler) -> Source:
         if callable(values):
-            return _Source(values, None)
+            return Source(values)
         rows = read_rows(name, values, self.dim, LEAST_WINDOW)
         refuse_constant(name, rows)  # its divergence is infinite
-        points = torch.as_tensor(rows).to(self.options.device)
-        generator = step_generator(self.options.seed + self.steps, Stream.TEST, 1, points.device)
-        order = torch.randperm(len(points), generator=generator, device=points.device)
-        kept, rest = points[order].tensor_split([round(SHARE * len(points))])
-
-        def draw(n: int, generator: Generator) -> Tensor:
-            return rest[torch.randint(len(rest), (n,), generator=generator, device=rest.device)]
-
-        return _Source(draw, kept)
-
-
-class _Source(NamedTuple):
-    r"""Where points of a distribution come from; held-out ones of a function are fresh."""
-
-    draw: Sampler
-    kept: Tensor | None
-
-    def held_out(self, generator: Generator) -> Tensor:
-        return self.draw(HELD_OUT, generator) if self.kept is None else self.kept
+        generator = step_generator(
+            self.options.seed + self.steps, Stream.TEST, 1, self.options.device
+        )
+        return source_of(name, rows, SHARE, generator)
 
 
 class DriftReport(NamedTuple):
@@ -315,8 +301,17 @@ class DriftMonitor:
         return float(np.exp(self._logs).mean())
 
     def restart(self, calibration: object) -> None:
-        r"""Starts again after an alarm, from inputs of the new normal, checked as the first."""
+        r"""Starts again after an alarm, from inputs of the new normal, checked as the first.
+
+        Copies count once. Warnings tell of them, and of scores that depend on those before them.
+        """
         scores = self._scores("calibration", calibration, LEAST_CALIBRATION)
+        if isinstance(calibration, Tensor):
+            calibration = calibration.detach().float().cpu().numpy()
+        if isinstance(calibration, np.ndarray):
+            # A copy is no input more, and the guarantee is for inputs in any order.
+            scores = scores[firsts(marks_of("calibration", calibration.reshape(len(scores), -1)))]
+        warn_of_order("calibration scores", scores[:, None])
         self.baseline = float(scores.mean())
         self._sorted = sorted(scores.tolist())
         self._latest: deque[float] = deque(maxlen=self.window)

@@ -1,0 +1,229 @@
+r"""Where points come from, and whether rows are independent draws.
+
+Splits, errors and intervals take rows for independent. Two things break that without a sign in
+any single row: copies (of rows drawn with replacement, or oversampled) lie on both sides of a
+split, and the rows of a time series follow each other. Copies are kept together; of the order no
+more than a warning can be made.
+"""
+
+__all__ = [
+    "DrawPairs",
+    "DrawnBatches",
+    "Sampler",
+    "Source",
+    "error_of_mean",
+    "firsts",
+    "marks_of",
+    "source_of",
+    "warn_of_order",
+]
+
+import logging
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.special import ndtri
+from scipy.stats import rankdata
+from torch import Generator, Tensor
+
+from ..data.sets import cut_apart, fingerprints
+from ..objectives import Batch
+from ..training.batches import Batches, Pairs, Stream, step_generator
+from .methods import FitOptions
+from .rows import MOST_REPEATED, Affine, check_pairs
+
+Array = NDArray[np.float64]
+Sampler: TypeAlias = Callable[[int, Generator], Tensor]
+DrawPairs: TypeAlias = Callable[[int, Generator], tuple[Tensor, Tensor]]
+
+log = logging.getLogger(__name__)
+
+# A row that repeats so many times as often as rows do on average is likely by itself.
+ATOM = 5
+# The number of pairs that fix the standardisation.
+FIRST = 8192
+
+# Rows are compared with those up to so many places before them; a warning without cause is as rare
+# as FALSE_ALARMS, and correlations below the last number widen no error worth a word.
+LAGS, FALSE_ALARMS, LEAST_DEPENDENCE = 10, 0.005, 0.1
+# Of fewer rows the normal law of a rank correlation is left for shuffled rows.
+ENOUGH_FOR_NORMAL = 2000
+
+
+def marks_of(name: str, *arrays: NDArray[Any]) -> NDArray[np.int64]:
+    r"""Returns a number that a row shares with its copies alone, with shape :math:`(n)`.
+
+    A warning says how many rows are distinct if not all of them are: what splits rows has to keep
+    copies together, or a fit is asked about rows that it was fitted to. Equal rows of rounded
+    numbers, and of values that are likely by themselves, such as zeros, are draws of their own.
+
+    Arguments:
+        name: What the warning calls the rows.
+        arrays: Columns of the same rows, each an array of numbers with shape :math:`(n, d)`.
+    """
+    rows = np.concatenate(arrays, axis=1)
+    n = len(rows)
+    rows = rows + 0.0 if rows.dtype.kind == "f" else rows  # -0.0 is 0.0
+    _, marks, counts = np.unique(fingerprints(rows), return_inverse=True, return_counts=True)
+    if len(counts) == n or _equal_by_chance(rows):
+        return np.arange(n)
+    likely = (counts > max(MOST_REPEATED * n, ATOM * counts.mean()))[marks]
+    marks[likely] = n + np.flatnonzero(likely)
+    if (distinct := np.unique(marks).size) < n:
+        log.warning(
+            "%s: %d of %d rows are distinct; copies stay on one side of every split, and errors "
+            "count distinct rows.",
+            *(name, distinct, n),
+        )
+    return marks
+
+
+def _equal_by_chance(rows: NDArray[Any]) -> bool:
+    r"""Returns whether all columns are rounded, and to so few values that rows may well be equal."""
+    cells = 1.0
+    for column in rows.T:
+        values = np.unique(column).astype(np.float64)  # of bytes, differences wrap around
+        # Of m values of a continuum the closest two are about 1 / m^2 of their range apart.
+        on_a_grid = np.ptp(values) <= 10 * len(values) * np.diff(values).min(initial=np.inf)
+        cells *= len(values) if on_a_grid else np.inf
+        if cells > len(rows) ** 2:
+            return False
+    return True
+
+
+def firsts(marks: NDArray[np.int64]) -> NDArray[np.intp]:
+    r"""Returns the first row of each set of copies, in order."""
+    return np.sort(np.unique(marks, return_index=True)[1])
+
+
+def error_of_mean(values: Array, marks: NDArray[np.int64]) -> float:
+    r"""Returns the standard error of a mean over rows, :math:`(n)`, of which copies are one draw."""
+    _, which = np.unique(marks, return_inverse=True)
+    sums = np.bincount(which, values - values.mean())
+    return float(np.sqrt((sums**2).sum() * len(sums) / max(len(sums) - 1, 1)) / len(values))
+
+
+def warn_of_order(name: str, rows: Array) -> None:
+    r"""Warns of rows, :math:`(n, d)`, that depend on those shortly before them.
+
+    The statistic is the largest rank correlation of a column, or of its distance to its median
+    (which sees bursts), at the lags 1 to 10. Its threshold is normal with Bonferroni's correction;
+    of few rows, the largest among shuffled rows, too, has to be smaller. Of independent rows in
+    an order that is none of their values', at most one set in 200 is warned of.
+    """
+    both = np.concatenate([rows, np.abs(rows - np.median(rows, axis=0))], axis=1)
+    ranks = rankdata(both, axis=0)
+    ranks -= ranks.mean(axis=0)
+    ranks /= np.maximum(np.sqrt((ranks**2).sum(axis=0)), 1.0)  # a constant stays zero
+    n, lags = len(rows), np.arange(1, min(LAGS, len(rows) // 10) + 1)
+    found = _dependence(ranks, lags)
+    worst = np.unravel_index(np.abs(found).argmax(), found.shape)
+    largest = np.abs(found[worst])
+    bound = -ndtri(FALSE_ALARMS / 2 / found.size) / np.sqrt(n)
+    if largest <= max(bound, LEAST_DEPENDENCE):
+        return
+    if n < ENOUGH_FOR_NORMAL:
+        rng = np.random.default_rng(0)
+        for _ in range(round(1 / FALSE_ALARMS) - 1):
+            if np.abs(_dependence(rng.permutation(ranks), lags)).max() >= largest:
+                return
+    log.warning(
+        "%s: rows depend on their neighbours, as a time series does or rows that are sorted: column "
+        "%d has a rank correlation of %.2f at lag %d, where independent rows have at most %.2f. "
+        "Errors and intervals take rows for independent draws and are too small, and series that "
+        "have nothing to do with each other seem to. Keep every k-th row, k so large that this is "
+        "gone; shuffle rows whose order means nothing. A series that drifts has no such k.",
+        *(name, worst[1] % rows.shape[1], found[worst], lags[worst[0]], bound),
+    )
+
+
+def _dependence(ranks: Array, lags: NDArray[np.intp]) -> Array:
+    r"""Returns the correlations of columns of norm one at some lags, (lags, columns)."""
+    n = len(ranks)
+    return np.stack([np.einsum("ij,ij->j", ranks[k:], ranks[:-k]) * n / (n - k) for k in lags])
+
+
+class DrawnBatches(Batches):
+    r"""Batches that a function draws, standardised, with a probe beside the noise.
+
+    The first draw is checked, and fixes the standardisation unless there is one already.
+    """
+
+    def __init__(
+        self, draw_pairs: DrawPairs, dim: int, options: FitOptions, affine: Affine | None
+    ) -> None:
+        super().__init__(options.batch_size, options.seed, options.device)
+        generator = step_generator(options.seed, Stream.MOMENTS, 0, options.device)
+        first = draw_pairs(FIRST, generator)
+        first = check_pairs("draw_pairs", first, dim, FIRST, generator.device)
+        if affine is None:
+            block = options.block if options.backbone == "block_quadratic" else None
+            affine = Affine.of(torch.cat(first), options.standardise, block)
+        self.draw_pairs, self.affine = draw_pairs, affine
+        self._ends = affine(first[0]), affine(first[1])
+
+    def ends(self) -> tuple[Tensor, Tensor]:  # noqa: D102
+        return self._ends
+
+    def pairs(self, step: int, generator: Generator) -> Pairs:  # noqa: D102
+        return self._standardised(self.draw_pairs(self.batch_size, generator))
+
+    def held_out(self, pairs: tuple[Tensor, Tensor], dim: int) -> Batch:
+        r"""Returns the batch of some pairs of dimension `dim`, always with the same noise."""
+        generator = step_generator(self.seed, Stream.HELD_OUT, 0, self.device)
+        pairs = check_pairs("held_out", pairs, dim)
+        return self.completed(self._standardised(pairs), generator)
+
+    def completed(self, pairs: Pairs, generator: Generator) -> Batch:  # noqa: D102
+        x_0, x_1, _ = pairs
+        t = self.times.sample(len(x_0), generator)
+        noise, probe = torch.randn(
+            (2, *x_0.shape), generator=generator, device=x_0.device, dtype=x_0.dtype
+        )
+        return Batch(x_0, x_1, t.to(x_0), noise, probe=probe)
+
+    def _standardised(self, pairs: tuple[Tensor, Tensor]) -> Pairs:
+        return Pairs(*(self.affine(x.detach()) for x in pairs))
+
+
+class Source(NamedTuple):
+    r"""Where points of a distribution come from.
+
+    Attributes:
+        draw: Draws points, given their number and a generator.
+        kept: Points that it does not draw, None if all that it draws are fresh.
+        marks: Which of those are copies of each other, see :func:`marks_of`.
+    """
+
+    draw: Sampler
+    kept: Tensor | None = None
+    marks: NDArray[np.int64] | None = None
+
+    def held_out(self, count: int, generator: Generator) -> Tensor:
+        r"""Returns the points that are kept, else `count` fresh ones."""
+        return self.draw(count, generator) if self.kept is None else self.kept
+
+
+def source_of(name: str, rows: Array, share: float, generator: Generator) -> Source:
+    r"""Returns what draws rows with replacement, but for a share that is kept with its copies.
+
+    Arguments:
+        name: What warnings call the rows.
+        rows: The rows, with shape :math:`(n, d)`.
+        share: The share.
+        generator: Chooses the rows that are kept, on the device of the points.
+    """
+    marks = marks_of(name, rows)
+    warn_of_order(name, rows[firsts(marks)])
+    points = torch.as_tensor(rows).to(generator.device)
+    order = torch.randperm(len(points), generator=generator, device=points.device)
+    held, others = cut_apart(order.cpu().numpy(), marks, [round(share * len(points))])
+    rest = points[others]
+
+    def draw(n: int, generator: Generator) -> Tensor:
+        return rest[torch.randint(len(rest), (n,), generator=generator, device=rest.device)]
+
+    return Source(draw, points[held], marks[held])
