@@ -132,7 +132,11 @@ def test_rows_that_do_not_serve(edge: str, values: object, message: str) -> None
         (lambda: mutual_information(X, Y, options=3), "options: got 3"),
         (lambda: mutual_information(X, Y, options={"batch": 7}), "options: unknown key 'batch'"),
         (lambda: mutual_information(X, Y, level="0.9"), "level: got '0.9'"),
-        (lambda: mutual_information(X, Y, None), "method: got null"),
+        (lambda: mutual_information(X, Y, "ksg", {"steps": 3}), "options: got some .*'ksg'"),
+        (
+            lambda: mutual_information(np.r_[X[:150], X[:150]], np.r_[Y[:150], Y[:150]]),
+            "x and y: 150 distinct rows",
+        ),
         (lambda: mutual_information(X, Y, X), "method: got array"),
         # Their critics are no log-ratios.
         (lambda: mutual_information(X, Y, "infonce"), "method: .* expected one of os-dre,.* nwj"),

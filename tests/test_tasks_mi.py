@@ -24,6 +24,7 @@ from ood_osdre.tasks.features import NormalScores
 from ood_osdre.tasks.fit import FitOptions
 from ood_osdre.tasks.gaussians import FAMILIES, correlated_pairs, correlation_of, dependence_task
 from ood_osdre.tasks.information import DEFAULTS, ksg, mutual_information
+from ood_osdre.tasks.neighbours import ksg_terms
 from ood_osdre.tasks.suites.mutual_information import (
     QUADRATIC,
     Job,
@@ -234,10 +235,13 @@ def test_information_says_its_limits(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(information, "_cross_fit", lambda *args: np.full(len(args[3]), nats))
+    def fitted(*args: object) -> tuple[Rows, Rows]:
+        return np.full(len(args[3]), nats), np.zeros(len(args[3]))
+
+    monkeypatch.setattr(information, "_cross_fit", fitted)
     x, y = np.random.default_rng(0).normal(size=(2, rows, columns))
     with caplog.at_level(logging.WARNING):
-        assert mutual_information(x, y).nats == pytest.approx(nats)
+        assert mutual_information(x, y, "os-dre").nats == pytest.approx(nats)
     assert len(caplog.records) == len(warnings)
     for expected, record in zip(warnings, caplog.messages, strict=True):
         assert expected in record
@@ -250,12 +254,12 @@ def test_rows_are_scored_by_models_that_have_not_seen_them(
 
     def record(
         x: object, y: object, train: Rows, test: Rows, _: str, options: FitOptions, *__: object
-    ) -> Rows:
+    ) -> tuple[Rows, Rows]:
         assert not set(train) & set(test)
         assert len(train) + len(test) == 301
         assert options == DEFAULTS.replace(batch_size=77, seed=options.seed)
         tested.extend(test)
-        return test.astype(float)
+        return test.astype(float), np.zeros(len(test))
 
     monkeypatch.setattr(information, "_cross_fit", record)
     result = mutual_information(*gauss(301, 0.5), options={"batch_size": 77})
@@ -285,9 +289,7 @@ def test_ksg_of_vectors() -> None:
 @pytest.mark.parametrize("neighbours", [1, 3, 10])
 def test_ksg_of_vectors_is_that_of_scalars(neighbours: int) -> None:
     x, y = (v[:, None] for v in gauss(1500, 0.8))
-    assert information._neighbours(x, y, neighbours) == pytest.approx(
-        ksg(x, y, neighbours), abs=1e-6
-    )
+    assert ksg_terms(x, y, neighbours).mean() == pytest.approx(ksg(x, y, neighbours), abs=1e-6)
 
 
 def test_ksg_by_its_formula() -> None:

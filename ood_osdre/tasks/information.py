@@ -13,18 +13,8 @@ Variables have to be continuous. Of values that repeat, an interpolating ratio f
 there is, without a sign of it, so a column is refused if more than a twentieth of the rows share
 one value, or there are fewer distinct values than a tenth of the rows.
 
-**From nearest neighbours.** :func:`ksg`, the baseline that is not a ratio, is the first estimator
-of Kraskov et al. (2004): with :math:`\epsilon_i` the distance of point :math:`i` to its
-:math:`k`-th neighbour in the maximum norm of both variables, and :math:`n_{x, i}`,
-:math:`n_{y, i}` the numbers of other points that are strictly closer than :math:`\epsilon_i` in one
-of them,
-
-.. math:: \hat I = \psi(k) + \psi(n) - \frac{1}{n} \sum_i \left[ \psi(n_{x, i} + 1)
-    + \psi(n_{y, i} + 1) \right] .
-
-References:
-    | Estimating Mutual Information (Kraskov et al., 2004)
-    | https://arxiv.org/abs/cond-mat/0305641
+**From nearest neighbours** (:mod:`ood_osdre.tasks.neighbours`), which need no training and find
+more in few dimensions, and by default for up to twenty columns.
 """
 
 __all__ = ["LOG_RATIO_METHODS", "Information", "check_variables", "ksg", "mutual_information"]
@@ -37,19 +27,18 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from scipy.spatial import KDTree
-from scipy.special import digamma
-from scipy.stats import rankdata
-from sklearn.feature_selection import mutual_info_regression
+from scipy.special import ndtri
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
 from ..errors import UserError
 from ..options import shown
+from . import neighbours as nearest
+from .draws import firsts, marks_of, warn_of_order
 from .features import NormalScores
 from .fit import DrawPairs, RatioFit, fit_ratio
 from .methods import METHODS, FitOptions, OptionsLike, check_method, fit_options
-from .rows import read_rows, repetition
+from .rows import read_paired, refuse_infinite
 
 log = logging.getLogger(__name__)
 
@@ -58,19 +47,20 @@ Array = NDArray[np.float64]
 #: The methods whose estimate is a log-ratio. The critic of the others is one up to a constant,
 #: and its mean no information. That of NWJ is exact.
 LOG_RATIO_METHODS = tuple(name for name, m in METHODS.items() if m.bound in ("mean", "nwj"))
+#: The method that is no ratio, and the largest number of columns for which it is the default.
+NEAREST, MOST_COLUMNS = "ksg", 20
 
 # With fewer rows the interval would be wider than what there is to find.
 LEAST_ROWS = 200
 FOLDS = 3
 # With fewer rows a column, a network cannot learn what there is.
 ROWS_A_COLUMN = 10
-RESAMPLES = 2000
+# Shuffled pairs that normalise a fold's ratio, and the largest relative error of their mean.
+SHUFFLED, KNOWN = 100_000, 0.2
 # The share of the rows of a fit that select its step.
 HELD_OUT = 0.2
 # Normal scores stay within: a value far beyond those fitted to should not go on without end.
 LARGEST_SCORE = 10.0
-# Noise that tells equal points apart, relative to a column's scale; scikit-learn's own.
-JITTER = 1e-10
 DEFAULTS = FitOptions(
     steps=600, batch_size=256, lr=1e-3, weight_decay=1e-2, features=64, depth=2, eps=1e-3
 )
@@ -83,8 +73,9 @@ class Information(NamedTuple):
         nats: The estimate, in nats. It may be slightly negative where there is next to none.
         low: The lower end of the interval.
         high: The upper end of the interval.
-        rows: The number of rows.
+        rows: The number of distinct rows.
         supported: The largest value that :math:`n` rows can support, :math:`\log n`.
+        method: How it was estimated.
     """
 
     nats: float
@@ -92,21 +83,29 @@ class Information(NamedTuple):
     high: float
     rows: int
     supported: float
+    method: str
 
 
 def mutual_information(
     x: ArrayLike,
     y: ArrayLike,
-    method: str = "os-dre",
+    method: str | None = None,
     options: OptionsLike = None,
     level: float = 0.95,
     progress: bool = False,
 ) -> Information:
     r"""Estimates the mutual information of paired observations.
 
-    The interval is a bootstrap over rows of the cross-fitted log-ratios. It holds the randomness
-    of the rows that are averaged over, not that of training: a model that has not learnt the
-    dependence gives a narrow interval around too small a number.
+    The interval is normal, of the errors that can be seen. Of nearest neighbours: the randomness of
+    the rows, and what is not known of their bias (:func:`ood_osdre.tasks.neighbours.debiased_ksg`).
+    Of a ratio: the randomness of the rows, of training, as the fits of the folds differ by more
+    than their rows do, and the ratio's normalisation. For the expectation of a ratio over the
+    product of the marginals is 1; where enough shuffled rows bear its mean, the estimate is that of
+    the normalised ratio, and what that changed is in the error, too. Beyond, a model that has not
+    learnt the dependence gives a narrow interval around too small a number.
+
+    Copies of rows are dropped, and a warning says so: on both sides of a split they would be
+    scored by a model that has seen them. Another says if rows depend on those before them.
 
     No method can vouch for more than about :math:`\log n` nats from :math:`n` rows; beyond, an
     estimate rests on what the model assumes between the rows, and a warning says so. Another warns
@@ -119,8 +118,9 @@ def mutual_information(
     Arguments:
         x: The first variable, numbers with shape :math:`(n)` or :math:`(n, d_x)`.
         y: The second variable, numbers with shape :math:`(n)` or :math:`(n, d_y)`.
-        method: One of :data:`LOG_RATIO_METHODS`: neither InfoNCE nor MINE, whose critic is a
-            log-ratio only up to a constant.
+        method: `ksg`, nearest neighbours; or one of :data:`LOG_RATIO_METHODS`: neither InfoNCE nor
+            MINE, whose critic is a log-ratio only up to a constant. None for `ksg` if there are
+            no options and at most 20 columns, else `os-dre`; the result says which it was.
         options: How the ratio is fitted: options by name that differ from the defaults of this
             module, such as `{"steps": 2000}`, or :class:`ood_osdre.tasks.methods.FitOptions`.
         level: The level of the interval.
@@ -142,27 +142,32 @@ def mutual_information(
     """
     if not isinstance(level, Real) or not 0 < level < 1:
         raise UserError(f"level: got {shown(level)}, expected a number in (0, 1).")
-    check_method(method, LOG_RATIO_METHODS)
-    options = fit_options(options, DEFAULTS)
+    if method is not None:
+        check_method(method, (*LOG_RATIO_METHODS, NEAREST))
+    if method == NEAREST and options is not None:
+        raise UserError(f"options: got some with the method {NEAREST!r}, which has none.")
+    given, options = options is not None, fit_options(options, DEFAULTS)
     first, second = check_variables(x, y)
+    marks = marks_of("mutual information", first, second)
+    kept = firsts(marks)
+    first, second = first[kept], second[kept]
     n, columns = len(first), first.shape[1] + second.shape[1]
+    if n < LEAST_ROWS:
+        raise UserError(f"x and y: {n} distinct rows, expected at least {LEAST_ROWS}.")
+    warn_of_order("mutual information", np.hstack([first, second]))
     if n < ROWS_A_COLUMN * columns:
         log.warning(
             "mutual information: %d rows are few for %d columns; expect too small an estimate.",
             *(n, columns),
         )
-
-    rng = np.random.default_rng(options.seed)
-    folds = np.array_split(rng.permutation(n), FOLDS)
-    scores = np.empty(n)
-    for k, test in enumerate(folds):
-        train = np.concatenate([f for i, f in enumerate(folds) if i != k])
-        fold = options.replace(seed=options.seed + k)
-        scores[test] = _cross_fit(first, second, train, test, method, fold, progress)
-
-    means = np.array([scores[rng.integers(n, size=n)].mean() for _ in range(RESAMPLES)])
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
-    result = Information(float(scores.mean()), float(low), float(high), n, math.log(n))
+    if method is None:
+        method = "os-dre" if given or columns > MOST_COLUMNS else NEAREST
+    if method == NEAREST:
+        nats, error = nearest.debiased_ksg(first, second)
+    else:
+        nats, error = _from_ratios(first, second, method, options, progress)
+    margin = float(ndtri((1 + level) / 2)) * error
+    result = Information(nats, nats - margin, nats + margin, n, math.log(n), method)
     if result.nats > result.supported:
         log.warning(
             "mutual information: %.2f nats is more than the log(n) = %.2f that %d rows can "
@@ -183,45 +188,33 @@ def check_variables(x: ArrayLike, y: ArrayLike) -> tuple[Array, Array]:
 
     Arguments and errors are those of :func:`mutual_information`.
     """
-    first, second = _paired(x, y, LEAST_ROWS)
-    problem = _repetition("x", first) or _repetition("y", second) or _function(first, second)
-    if problem:
-        raise UserError(problem)
+    first, second = read_paired(x, y, LEAST_ROWS)
+    refuse_infinite(first, second)
     return first, second
 
 
-def _paired(x: ArrayLike, y: ArrayLike, least: int) -> tuple[Array, Array]:
-    first, second = read_rows("x", x, least=least), read_rows("y", y, least=least)
-    if len(first) != len(second):
-        raise UserError(
-            f"x and y: got {len(first)} and {len(second)} rows, expected as many of each."
-        )
-    return first, second
+def _from_ratios(
+    x: Array, y: Array, method: str, options: FitOptions, progress: bool
+) -> nearest.Estimate:
+    r"""Estimates from ratios, each of which scores the rows that it has not seen.
 
-
-def _repetition(name: str, array: Array) -> str | None:
-    r"""Returns which column is constant or discrete."""
-    for i, column in enumerate(array.T):
-        if found := repetition(column):
-            return (
-                f"{name}: column {i} {found}, expected continuous numbers; leave out a constant, "
-                "add noise to discrete data or use a plug-in estimator for it."
-            )
-    return None
-
-
-def _function(x: Array, y: Array) -> str | None:
-    r"""Returns which column of `x` is a monotone function of one of `y`."""
-    ranks = rankdata(y, axis=0)
-    for i, column in enumerate(rankdata(x, axis=0).T):
-        for kind, order in (("an increasing", column), ("a decreasing", len(x) + 1 - column)):
-            same = np.flatnonzero((order[:, None] == ranks).all(axis=0))
-            if len(same):
-                return (
-                    f"x and y: column {i} of x is {kind} function of column {same[0]} of y, "
-                    "expected others; the information is infinite."
-                )
-    return None
+    The error has three parts: the randomness of the rows; that of the fits, which is what the
+    folds' means differ by beyond it; and half of what normalising changed.
+    """
+    n = len(x)
+    folds = np.array_split(np.random.default_rng(options.seed).permutation(n), FOLDS)
+    parts = []
+    for k, test in enumerate(folds):
+        train = np.concatenate([f for i, f in enumerate(folds) if i != k])
+        fold = options.replace(seed=options.seed + k)
+        parts.append(_cross_fit(x, y, train, test, method, fold, progress))
+    scores, changes = (np.concatenate(values) for values in zip(*parts, strict=True))
+    normalised = scores - changes
+    rows = normalised.var(ddof=1) / n
+    means = [(s - c).mean() for s, c in parts]
+    fits = max(0.0, np.var(means, ddof=1) - rows * FOLDS) / FOLDS
+    half = changes.mean() / 2
+    return nearest.Estimate(float(normalised.mean()), math.sqrt(rows + fits + half**2))
 
 
 def _cross_fit(
@@ -232,8 +225,12 @@ def _cross_fit(
     method: str,
     options: FitOptions,
     progress: bool,
-) -> Array:
-    r"""Fits to the rows `train` and returns the log-ratios of the rows `test`."""
+) -> tuple[Array, Array]:
+    r"""Fits to the rows `train`; returns the log-ratios of the rows `test`, and their normalisation.
+
+    The latter is what each row adds to the log of the ratio's mean over shuffled rows, as far as
+    they are enough to know it.
+    """
     size = x.shape[1]
     both = torch.as_tensor(np.concatenate([x, y], axis=1))
     dtype = torch.get_default_dtype()
@@ -252,15 +249,44 @@ def _cross_fit(
     fit = fit_ratio(
         method, draw, rows.shape[1], options, held_out=(apart, held_out), progress=progress
     )
-    scored = fit.log_ratio(mapped(test)).double().cpu().numpy()
+    tested = mapped(test)
+    scored = fit.log_ratio(tested).double().cpu().numpy()
     if _tells_apart(fit, apart, held_out):
-        return scored
+        return scored, _normalisation(fit, tested, size)
     log.warning(
         "mutual information: of one of %d folds the ratio tells pairs from shuffled ones no better "
         "than a coin; its rows count as 0 nats.",
         FOLDS,
     )
-    return np.zeros_like(scored)
+    return np.zeros_like(scored), np.zeros_like(scored)
+
+
+def _normalisation(fit: RatioFit, rows: Tensor, size: int) -> Array:
+    r"""Returns what rows add to the log-mean of a ratio over shuffled rows, with shape :math:`(m)`.
+
+    To first order in the rows, each of which is in a pair with either part; zero where so few of
+    the pairs bear the mean that it says nothing, as of a large information.
+    """
+    m = len(rows)
+    turns = np.unique(np.linspace(1, m - 1, max(1, min(m - 1, SHUFFLED // m))).astype(int))
+    values = np.stack(
+        [
+            fit.log_ratio(torch.cat([rows[:, :size], rows[:, size:].roll(-int(k), 0)], dim=1))
+            .double()
+            .cpu()
+            .numpy()
+            for k in turns
+        ]
+    )
+    largest = values.max()
+    weights = np.exp(values - largest)
+    mean = weights.mean()
+    lefts = weights.mean(axis=0) / mean
+    rights = np.mean([np.roll(w, k) for w, k in zip(weights, turns, strict=True)], axis=0) / mean
+    influence = lefts + rights - 2
+    if influence.std() / math.sqrt(m) > KNOWN:
+        return np.zeros(m)
+    return np.asarray(math.log(mean) + largest + influence)
 
 
 def _tells_apart(fit: RatioFit, apart: Tensor, together: Tensor) -> bool:
@@ -286,12 +312,11 @@ def _shuffled(rows: Tensor, size: int) -> DrawPairs:
 
 
 def ksg(x: ArrayLike, y: ArrayLike, neighbours: int = 3) -> float:
-    r"""Estimates the mutual information of two variables from nearest neighbours.
+    r"""Estimates the mutual information of two variables from nearest neighbours, as it is.
 
-    In more than a few dimensions the estimate is too small: neighbours are far away. Pairs of
-    scalars are left to scikit-learn. The norm weighs coordinates by their scale, so they are
-    brought to unit variance first; monotone maps, such as normal scores
-    (:class:`ood_osdre.tasks.features.NormalScores`), are the caller's.
+    In more than a few dimensions the estimate is too small: neighbours are far away. The norm
+    weighs coordinates by their scale, so they are brought to unit variance first; monotone maps,
+    such as normal scores (:class:`ood_osdre.tasks.features.NormalScores`), are the caller's.
 
     Arguments:
         x: The first variable, with shape :math:`(n)` or :math:`(n, d_x)`.
@@ -311,37 +336,4 @@ def ksg(x: ArrayLike, y: ArrayLike, neighbours: int = 3) -> float:
         True
     """
     assert neighbours >= 1, "'neighbours' should be at least 1"
-    first, second = map(_unit, _paired(x, y, neighbours + 1))
-    if first.shape[1] == second.shape[1] == 1:
-        values = mutual_info_regression(
-            first, second.ravel(), n_neighbors=neighbours, random_state=0
-        )
-        return float(values[0])
-    return _neighbours(first, second, neighbours)
-
-
-def _unit(x: Array) -> Array:
-    r"""Returns columns of size one, or the squares of a variance may overflow or vanish."""
-    peak = np.abs(x).max(axis=0)
-    return x / np.where(peak > 0, peak, 1.0)
-
-
-def _neighbours(x: Array, y: Array, neighbours: int) -> float:
-    rng = np.random.default_rng(0)
-    x, y = _scaled(x, rng), _scaled(y, rng)
-    both = np.hstack([x, y])
-    distances, _ = KDTree(both).query(both, neighbours + 1, p=np.inf)
-    # Strictly closer: the largest number below the distance.
-    radii = np.nextafter(distances[:, -1], 0)
-    # Counts hold the point itself, which is the + 1 of the formula.
-    counts = [
-        KDTree(part).query_ball_point(part, radii, p=np.inf, return_length=True) for part in (x, y)
-    ]
-    sums = digamma(counts[0]) + digamma(counts[1])
-    return max(0.0, float(digamma(neighbours) + digamma(len(x)) - sums.mean()))
-
-
-def _scaled(x: Array, rng: np.random.Generator) -> Array:
-    scale = x.std(axis=0)
-    x = (x - x.mean(axis=0)) / np.where(scale > 0, scale, 1.0)
-    return x + JITTER * rng.normal(size=x.shape)
+    return nearest.ksg(*read_paired(x, y, neighbours + 1), neighbours)
