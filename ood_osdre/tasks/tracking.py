@@ -161,7 +161,8 @@ class KLTracker:
             def draw_pairs(n: int, generator: Generator) -> tuple[Tensor, Tensor]:
                 return reference.draw(n, generator), window.draw(n, generator)
 
-            few = many = tuple(p.held_out(HELD_OUT, generator) for p in (reference, window))
+            held = [p.held_out(HELD_OUT, generator) for p in (reference, window)]
+            few = many = held[0], held[1]
             marks = window.marks
 
         def watch(fit: RatioFit) -> dict[str, float]:
