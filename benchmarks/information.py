@@ -31,8 +31,8 @@ the same rows and takes its mean (where its width is not 0, as it is for `indepe
 error of at most 5 % of the truth or 0.03 nats; and at most 30 s a call on one core.
 
 Two exceptions were named before the grid was run: `additive`, whose hard edges neighbours blur by 9 %
-at 500 rows, and `labels` at d = 3 and 10, where no row has neighbours that tell its label as well as
-the one coordinate does.
+at 500 rows, and `labels`, most at d = 10, where no neighbours tell a label as well as
+the one coordinate does that has it.
 """
 
 import argparse

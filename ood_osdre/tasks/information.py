@@ -146,7 +146,7 @@ def mutual_information(
         check_method(method, (*LOG_RATIO_METHODS, NEAREST))
     if method == NEAREST and options is not None:
         raise UserError(f"options: got some with the method {NEAREST!r}, which has none.")
-    given, options = options is not None, fit_options(options, DEFAULTS)
+    given, options = options not in (None, {}), fit_options(options, DEFAULTS)
     first, second = check_variables(x, y)
     marks = marks_of("mutual information", first, second)
     kept = firsts(marks)
