@@ -17,7 +17,7 @@ from torchvision.transforms import ToTensor
 from ood_osdre import cli, load_scorer
 from ood_osdre.data import ImageSet
 from ood_osdre.detectors.feature_ratio import FeatureRatio
-from ood_osdre.detectors.fitting import class_labels
+from ood_osdre.detectors.labels import class_labels
 from ood_osdre.detectors.one_step import OneStepDetector
 from ood_osdre.errors import UserError
 from ood_osdre.evaluation.calibration import SplitConformal

@@ -10,7 +10,6 @@ __all__ = [
     "TrainingData",
     "check_finished",
     "check_unseen",
-    "class_labels",
     "configured",
     "held_folder",
     "prepare",
@@ -26,8 +25,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
-from torch import Tensor
+from numpy.typing import NDArray
 from torch.utils.data import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from ..config import Config, load_config
@@ -40,11 +38,12 @@ from ..evaluation.evaluate import Validation, score_images
 from ..evaluation.metrics import ood_metrics
 from ..files import sweep
 from ..models import RatioModel
-from ..options import Count, Options, shown
+from ..options import Count, Options
 from ..training.batches import Batches, ImageBatches, VectorBatches
 from ..training.checkpoint import model_metadata
 from ..training.run import MODEL_FILE, STATE_FILE, Outcome, holds, locked
 from ..training.trainer import Validate
+from .labels import count_classes
 
 # The share of ID data, and of a reference without classes, that validates.
 HELD_OUT = 0.1
@@ -110,7 +109,7 @@ def prepare(
                 f"data.{key}: got {value}, expected {default}: it is for a benchmark's runs; a fit "
                 "holds a tenth out."
             )
-    classes = _count_classes(id_data)
+    classes = count_classes(id_data)
     if not classes:
         if config.objective.class_weight:
             reason = id_data.unlabelled or "no item has a class"
@@ -241,50 +240,6 @@ def _inspect(
     # Copies in single precision are the same items.
     marks += [fingerprints(v.astype(np.float32)) for v in both if v.dtype == np.float64]
     return np.unique(np.concatenate(marks)), dict(zip(("id", "reference"), sums, strict=True)), own
-
-
-def _count_classes(id_data: Samples) -> int:
-    r"""Returns the number of ID classes, 0 without labels."""
-    labels, count = id_data.labels, len(id_data.values)
-    found, unlabelled = None, int((labels < 0).sum())
-    if labels.shape != (count,):
-        found = f"labels of shape {labels.shape}"
-    elif unlabelled not in (0, count):
-        found = f"{unlabelled} negative labels"
-    elif labels.max() >= count:
-        found = f"a label {labels.max()}"
-    if found:
-        raise UserError(
-            f"ID data: got {count} items and {found}, expected a class index from 0 for all, or "
-            "for none."
-        )
-    return int(labels.max()) + 1
-
-
-def class_labels(labels: ArrayLike | Tensor) -> NDArray[np.int64]:
-    r"""Returns class labels as integers, none of them rounded.
-
-    Arguments:
-        labels: The labels, whole numbers from 0, or -1 for none, with shape :math:`(N)`.
-
-    Raises:
-        UserError: If they are something else.
-    """
-    try:
-        array = np.asarray(labels.detach().cpu() if isinstance(labels, Tensor) else labels)
-    except ValueError:  # lists of different lengths
-        array = np.asarray(shown(labels))
-    wrong = array.ravel()
-    if array.dtype.kind in "biuf":
-        # Floats hold whole numbers exactly up to here; NaN is not one.
-        wrong = array[~((array >= -1) & (array < 2**53) & (array == np.floor(array)))]
-    if wrong.size:
-        raise UserError(
-            f"labels: {wrong.size} of {array.size} are no class index, the first is "
-            f"{shown(wrong.tolist()[0])}; expected class indices from 0, or -1 for none."
-        )
-    # As medical sets have it, a column of indices is one for each item.
-    return array.reshape(-1 if array.shape[1:] == (1,) else array.shape).astype(np.int64)
 
 
 def warn_of_shuffling(data: object, what: str) -> None:

@@ -43,12 +43,12 @@ from .fitting import (
     Supported,
     check_finished,
     check_unseen,
-    class_labels,
     configured,
     held_folder,
     prepare,
     warn_of_shuffling,
 )
+from .labels import class_labels
 from .scorer import Scorer, TrainedModel, read_model
 
 CALIBRATION = "calibration"
