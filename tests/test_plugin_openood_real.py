@@ -150,7 +150,7 @@ def test_other_modes_run_on_a_network_of_the_hosts(root: Path, run: Path) -> Non
         mode="features",
         reference=root / "benchmark_imglist" / "cifar10" / "train_tin597.txt",
         reference_root=str(root / "images_classic"),
-        head={"steps": 20, "width": 16, "batch_size": 16},
+        head={"width": 16, "training": {"steps": 20, "batch_size": 16}},
     )
     frame = eval_ood(evaluator(root, net, postprocessor=features), progress=False)
     assert features.mode.ratio.features == 512
@@ -162,12 +162,13 @@ def test_search_of_the_host_reaches_the_head(
 ) -> None:
     from openood.utils.config import Config
 
-    reference, head = str(root / "images_classic" / "tin597"), {"width": 8, "batch_size": 16}
+    reference = str(root / "images_classic" / "tin597")
+    head = {"width": 8, "training": {"batch_size": 16}}
     section = {
         "name": "osdre_features",
         "APS_mode": True,
         "postprocessor_args": {"mode": "features", "reference": reference, "head": head},
-        "postprocessor_sweep": {"steps": [2, 10], "lr": [0.001, 0.01]},
+        "postprocessor_sweep": {"training.steps": [2, 10], "training.lr": [0.001, 0.01]},
     }
     tried: list[list[float]] = []
     postprocessor = OSDREPostprocessor(Config(postprocessor=section))
