@@ -45,6 +45,7 @@ from ood_osdre.plugin.openood import (
     register,
     unregister,
 )
+from ood_osdre.plugin.openood import __main__ as command
 from ood_osdre.plugin.openood.__main__ import main
 from ood_osdre.plugin.openood.host import Foreign
 from ood_osdre.plugin.openood.loaders import normalisation_of, view_of
@@ -611,6 +612,62 @@ def test_without_openood_the_plugin_says_so(without: pytest.MonkeyPatch) -> None
     for attempt in (register, unregister):
         with pytest.raises(UserError, match="OpenOOD: not installed; it is not on PyPI"):
             attempt()
+
+
+def test_code_that_moves_to_a_gpu_runs_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Foreign] = []
+    monkeypatch.setattr(torch, "load", lambda *args, **kwargs: asked.append(kwargs))
+    before = torch.Tensor.cuda, nn.Module.cuda, torch.load
+    x, module = torch.zeros(2), nn.Linear(2, 2)
+
+    @host.on_cpu()
+    def run() -> None:
+        assert x.cuda(0, non_blocking=True) is x
+        assert module.cuda() is module
+        torch.load("weights")
+        torch.load("weights", map_location="meta")
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        run()
+    assert asked == [{"map_location": "cpu"}, {"map_location": "meta"}]
+    assert (torch.Tensor.cuda, nn.Module.cuda, torch.load) == before
+
+
+@pytest.mark.parametrize(
+    ("gpus", "there", "moved"),
+    [(1, False, False), (0, True, False), (1, True, True), (None, True, False)],
+)
+def test_pipelines_run_where_they_can(
+    gpus: int | None,
+    there: bool,
+    moved: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    x, found = torch.zeros(1), []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
+    monkeypatch.setattr(torch.Tensor, "cuda", lambda tensor: None)  # the real one
+    pipeline = type("Pipeline", (), {"run": lambda self: found.append(x.cuda() is None)})()
+    stand_in = type("Module", (), {})()
+    stand_in.setup_config = lambda: HostConfig(num_gpus=gpus, num_machines=1)
+    stand_in.get_pipeline = lambda config: pipeline
+    monkeypatch.setattr(command, "register", lambda: None)
+    monkeypatch.setattr(command, "require", lambda name: stand_in)
+    assert main() == 0
+    assert found == [moved]
+    assert ("there is no GPU" in caplog.text) == (gpus == 1 and not there)
+
+
+def test_several_gpus_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stand_in = type("Module", (), {})()
+    stand_in.setup_config = lambda: HostConfig(num_gpus=2, num_machines=2)
+    monkeypatch.setattr(command, "register", lambda: None)
+    monkeypatch.setattr(command, "require", lambda name: stand_in)
+    assert main() == 2
+    assert "num_gpus: got 4 on all machines, expected 0 or 1" in capsys.readouterr().err
 
 
 def test_page_names_what_there_is() -> None:

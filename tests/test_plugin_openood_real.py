@@ -6,6 +6,8 @@ Run with `-m openood` where OpenOOD can be imported.
 import importlib.util
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from types import ModuleType
 
@@ -233,15 +235,11 @@ def test_registered_names_are_the_hosts_own(
         evaluator(root, other, **named)
 
 
-def test_train_pipeline_of_the_host(
-    registered: list[str], root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_train_pipeline_of_the_host(registered: list[str], root: Path, tmp_path: Path) -> None:
     r"""#278: train in the host's pipeline, save, evaluate in its evaluator."""
     from openood.pipelines import get_pipeline
     from openood.utils.config import Config
 
-    # Its validation takes a GPU for granted.
-    monkeypatch.setattr(torch.Tensor, "cuda", lambda self, *args, **kwargs: self)
     small, out = tmp_path / "small.yml", tmp_path / "out"
     small.write_text(yaml.safe_dump(SMALL))
     out.mkdir()
@@ -274,7 +272,8 @@ def test_train_pipeline_of_the_host(
         seed=0,
         **machine,
     )
-    get_pipeline(config).run()
+    with host.on_cpu():  # its validation takes a GPU for granted
+        get_pipeline(config).run()
 
     assert (out / "best.ckpt").is_file()
     whole, net = (OSDRENet.load(out, folded) for folded in (False, True))
@@ -283,6 +282,50 @@ def test_train_pipeline_of_the_host(
     frames = [eval_ood(evaluator(root, n), progress=False) for n in (whole, net)]
     assert frames[0].notna().all().all()
     assert np.allclose(*frames, atol=1e-6)
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="the recipe is for a shell")
+def test_the_recipe_of_the_page_trains_and_tests_on_a_cpu(root: Path, tmp_path: Path) -> None:
+    r"""The page's own commands, in processes that have its stand-ins before anything else."""
+    import openood
+
+    ours, clone = Path(__file__).parents[1], Path(openood.__path__[0]).parent
+    if not (clone / "configs").is_dir():
+        pytest.skip("OpenOOD is not a clone, so it has no configurations")
+    page = (ours / "docs" / "openood.md").read_text()
+    recipe, train, test = re.findall(r"```sh\n(.*?)```", page, flags=re.DOTALL)
+    (tmp_path / "OpenOOD").symlink_to(clone)
+    (tmp_path / "configs").symlink_to(clone / "configs")
+    (tmp_path / "data").symlink_to(root)
+    small = tmp_path / "small.yml"
+    small.write_text(yaml.safe_dump(SMALL))
+
+    def shell(script: str) -> str:
+        end = f'export PYTHONPATH="$PYTHONPATH:{ours}" CUDA_VISIBLE_DEVICES=\n{script}'
+        done = subprocess.run(
+            ["bash", "-ec", recipe + end.replace("OOD_OSDRE/", f"{ours}/")],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done.stdout + done.stderr
+
+    shell(
+        f"{train.strip()} --num_workers 0 --network.config {small} --optimizer.num_epochs 1"
+        " --dataset.train.batch_size 4 --dataset.oe.batch_size 4"
+    )
+    (best,) = tmp_path.glob("results/**/best.ckpt")
+    told = shell(test.strip().replace("runs/cifar10", str(best.parent)) + " --num_workers 0")
+    assert "there is no GPU, so everything runs on the CPU" in told
+    (file,) = tmp_path.glob("results/**/ood.csv")
+    theirs = pd.read_csv(file, index_col=0)
+    ours_again = eval_ood(evaluator(root, OSDRENet.load(best.parent)), progress=False)
+    for name in ("nearood", "farood"):
+        assert theirs.loc[name].to_numpy() == pytest.approx(
+            ours_again.loc[name].to_numpy(), abs=0.006
+        )
 
 
 # The command

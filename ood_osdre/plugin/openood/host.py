@@ -6,7 +6,9 @@ declare. This plugin has to be importable all the same, so the exception of that
 
 The evaluator computes the ID accuracy on a GPU in any case, though from predictions that the
 postprocessor has just returned. Put into its score cache, these make its own code give the table:
-:func:`eval_ood` from its loaders, :func:`prefill` from the scores of a run.
+:func:`eval_ood` from its loaders, :func:`prefill` from the scores of a run. Its pipelines move every
+batch to a GPU, too, and read weights onto the device that they were saved from: :func:`on_cpu` keeps
+both where they are.
 """
 
 __all__ = [
@@ -15,17 +17,20 @@ __all__ = [
     "eval_ood",
     "explain_import",
     "is_importable",
+    "on_cpu",
     "prefill",
     "require",
 ]
 
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import cache, partial
 from importlib import import_module
 from types import ModuleType
 from typing import Any, TypeAlias
 
 import numpy as np
+import torch
 
 from ...errors import UserError, one_line
 from ...evaluation.scores import ScoredSet, Scores
@@ -84,6 +89,25 @@ def base_postprocessor() -> type[Any]:
             self.config = config
 
     return BasePostprocessor
+
+
+@contextmanager
+def on_cpu() -> Iterator[None]:
+    r"""Lets code run on the CPU that moves everything to a GPU, which need not be there.
+
+    Within, `cuda` of tensors and modules returns them as they are, and `torch.load` reads onto the
+    CPU unless it is told where. This holds for the whole process.
+    """
+    changes: tuple[tuple[Foreign, str, Foreign], ...] = (
+        (torch.Tensor, "cuda", lambda tensor, *args, **kwargs: tensor),
+        (torch.nn.Module, "cuda", lambda module, *args, **kwargs: module),
+        (torch, "load", partial(torch.load, map_location="cpu")),
+    )
+    with ExitStack() as stack:
+        for owner, name, replacement in changes:
+            stack.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, replacement)
+        yield
 
 
 def eval_ood(evaluator: Foreign, fsood: bool = False, progress: bool = True) -> Foreign:
