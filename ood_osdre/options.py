@@ -88,6 +88,11 @@ class Options(BaseModel):
         r"""Returns a copy with some options changed, checked as :meth:`of` does."""
         return self.of({**dict(self), **changes}, type(self).__name__)
 
+    def changed(self, values: Mapping[str, Any], source: str) -> Self:
+        r"""Returns a copy with some options changed, by dotted key, as :meth:`of` reads them."""
+        layers = [(source, flat(self.to_dict())), (source, values)]
+        return self.of(merged(layers)[0], source)
+
     def to_dict(self) -> dict[str, Any]:
         r"""Returns the options as plain JSON and YAML values."""
         return self.model_dump(mode="json")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
 
 from ood_osdre.config import HeadConfig
 from ood_osdre.data import ImageSet
@@ -223,6 +223,173 @@ def test_both_sides_are_needed(label: int) -> None:
         detector.fit([])
     with pytest.raises(UserError, match=r"shapes \[\(3, 16, 16\), \(3, 32, 32\)\], expected one"):
         detector.fit([(torch.rand(2, 3, n, n), torch.tensor([0, -1])) for n in (32, 16)])
+
+
+# Images as the host's other detectors take them
+
+MEAN, STD = (0.3, 0.4, 0.5), (0.2, 0.3, 0.25)
+
+
+class Shown(TensorDataset):
+    r"""Normalised images beside the transform that made them, as torchvision's sets have it."""
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        super().__init__((x - channels(MEAN)) / channels(STD), y)
+        norm = type("Normalize", (), {"mean": MEAN, "std": STD})()
+        self.transform = type("Compose", (), {"transforms": [lambda x: x, norm]})()
+
+
+def channels(values: tuple[float, ...]) -> Tensor:
+    return torch.tensor(values).view(-1, 1, 1)
+
+
+def normalised(loader: DataLoader) -> DataLoader:
+    return DataLoader(Shown(*loader.dataset.tensors), batch_size=loader.batch_size)
+
+
+def without_transform(loader: DataLoader) -> DataLoader:
+    return DataLoader(TensorDataset(*loader.dataset.tensors), batch_size=loader.batch_size)
+
+
+class Watched(nn.Module):
+    r"""An encoder that keeps what it was shown, and whose features are the channels' means."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(x)
+        return x.mean(dim=(2, 3))
+
+
+TINY = {"width": 8, "depth": 1, "training": {"steps": 5, "batch_size": 16}}
+
+
+def test_a_third_of_the_reference_is_broadened_in_pixels_and_nothing_else() -> None:
+    id_images, reference = pixels(draw(30, 0)), pixels(draw(60, 1))
+    # Batches of one or two reference images, of which no share could be taken one by one.
+    plain = batches(id_images, reference, size=2)
+    loader = normalised(plain)
+    for share, expected in ((0.33, 20), (0.0, 0)):
+        encoder = Watched()
+        plugin.FeatureRatioDetector(encoder, TINY, broaden=share).fit(loader)
+        shown = [x * channels(STD) + channels(MEAN) for x in encoder.seen]
+        changed, given = torch.cat(shown[15:]), reference
+        assert torch.allclose(torch.cat(shown[:15]), id_images, atol=1e-6)
+        assert (~torch.isclose(changed, given, atol=1e-6).flatten(1).all(1)).sum() == expected
+        assert -1e-6 < changed.min() <= changed.max() < 1 + 1e-6
+
+
+def test_statistics_are_given_or_the_transforms_or_the_images_are_pixels() -> None:
+    plain = batches(pixels(draw(40, 0, 60)), pixels(draw(40, 1)))
+    hidden, x = without_transform(normalised(plain)), pixels(draw(9, 2))
+    x_normalised, options = (x - channels(MEAN)) / channels(STD), {"mean": MEAN, "std": STD}
+    scores = []
+    for loader, given in ((normalised(plain), {}), (hidden, options)):
+        detector = plugin.FeatureRatioDetector(Watched(), TINY, **given).fit(loader)
+        scores.append(detector.predict(x_normalised))
+    assert torch.equal(*scores)
+    # A set of several, and a part of one.
+    nested = ConcatDataset([Subset(normalised(plain).dataset, range(80))])
+    detector = plugin.FeatureRatioDetector(Watched(), TINY).fit(DataLoader(nested, batch_size=16))
+    assert torch.equal(detector.predict(x_normalised), scores[0])
+
+    plugin.FeatureRatioDetector(Watched(), TINY).fit(plain)  # pixels need nothing
+    plugin.FeatureRatioDetector(Watched(), TINY, broaden=0).fit(hidden)
+    with pytest.raises(UserError, match=r"values from -.* expected pixels in .* mean= and std="):
+        plugin.FeatureRatioDetector(Watched(), TINY).fit(hidden)
+    other = Shown(*plain.dataset.tensors)
+    other.transform = type("Normalize", (), {"mean": [0.5], "std": [0.5]})()
+    mixed = DataLoader(ConcatDataset([other, normalised(plain).dataset]))
+    with pytest.raises(UserError, match="normalised by different means or deviations"):
+        plugin.FeatureRatioDetector(Watched(), TINY).fit(mixed)
+    for wrong, message in (
+        ({"mean": MEAN}, "give both 'mean' and 'std'"),
+        ({"mean": MEAN, "std": [1.0]}, "expected 3 numbers"),
+        ({"broaden": 2.0}, "broaden: got 2"),
+    ):
+        with pytest.raises(UserError, match=message):
+            plugin.FeatureRatioDetector(None, **wrong)
+
+
+def test_a_network_is_trained_and_scores_as_on_pixels() -> None:
+    plain, short = batches(pixels(draw(40, 0, 90)), pixels(draw(40, 1))), {**SMALL}
+    short |= {"training__steps": 3, "training__eval_every": 3}
+    one, two = (plugin.OneStepRatioDetector(OneStepDetector("digits", **SMALL)) for _ in range(2))
+    x = pixels(draw(6, 9))
+    expected = one.fit(plain).predict(x)
+    found = two.fit(normalised(plain)).predict((x - channels(MEAN)) / channels(STD))
+    assert torch.allclose(found, expected, atol=1e-5)
+    # A trained model learns from the loader how its images are normalised.
+    trained = plugin.OneStepRatioDetector(one._detector.scorer)
+    with pytest.raises(UserError, match=r"expected pixels in \[0, 1\]"):
+        trained.predict((x - channels(MEAN)) / channels(STD))
+    trained.fit(normalised(plain))
+    assert torch.allclose(
+        trained.predict((x - channels(MEAN)) / channels(STD)), expected, atol=1e-5
+    )
+
+
+def test_a_network_broadens_unless_told_otherwise() -> None:
+    loader = batches(pixels(draw(20, 0, 90)), pixels(draw(20, 1)))
+    own = {"network.stem_stride": 2, "network.depths": [1, 1, 1, 1]}
+    options = {**SMALL, "training__steps": 1, "training__warmup": 0}
+    for config, given, expected in (
+        ({}, None, 0.33),
+        ({"data.broaden": 0.2}, None, 0.2),
+        ({"data.broaden": 0.2}, 0.0, 0.0),
+    ):
+        base = OneStepDetector({**own, **config}, **options)
+        detector = plugin.OneStepRatioDetector(base, broaden=given).fit(loader)
+        assert base.config.data.broaden == expected
+        assert detector.get_hyperparameters() == {"data.broaden": expected}
+
+
+# The host's search of hyper-parameters
+
+
+@pytest.mark.parametrize("is_fitted", [False, True])
+def test_a_grid_search_trains_every_head_with_the_reference(is_fitted: bool) -> None:
+    from pytorch_ood.utils import GridSearch
+
+    fit = batches(pixels(draw(40, 0, 60)), pixels(draw(40, 1)))
+    val = batches(pixels(draw(30, 2, 60)), pixels(draw(30, 3)))
+    encoder = Watched()
+    detector = plugin.FeatureRatioDetector(encoder, TINY)
+    if is_fitted:
+        detector.fit(fit)
+        encoder.seen.clear()
+    search = GridSearch(detector, fit, val, hyperparameter_space={"training.steps": [1, 30]})
+    best = search.run()
+
+    scores = [r["score"] for r in search.results_]
+    assert best["training.steps"] == (30 if scores[1] > scores[0] else 1)
+    assert detector.get_hyperparameters() == best
+    assert max(scores) > 0.9
+    x = next(iter(val))[0]
+    assert torch.equal(detector.predict(x), detector.predict_features(encoder(x)))
+    # Both sets once, of a detector that keeps a reference: no head needs its images again.
+    assert (len(encoder.seen) < 20) == is_fitted
+
+
+def test_what_is_searched_are_options_and_a_trained_ratio_has_none(
+    fitted: OneStepDetector,
+) -> None:
+    head = plugin.FeatureRatioDetector(None)
+    assert set(head.get_hyperparameters()) == set(plugin.FeatureRatioDetector.hyperparameter_space)
+    network = plugin.OneStepRatioDetector(OneStepDetector("digits", **SMALL))
+    for detector in (head, network):
+        for name, values in detector.hyperparameter_space.items():
+            for value in values:
+                assert detector.set_hyperparameters(**{name: value}).requires_fit
+                assert detector.get_hyperparameters()[name] == value
+        with pytest.raises(UserError, match="unknown key 'foo'"):
+            detector.set_hyperparameters(foo=1)
+    trained = plugin.OneStepRatioDetector(fitted.scorer)
+    assert trained.hyperparameter_space == trained.get_hyperparameters() == {}
+    with pytest.raises(UserError, match="a trained ratio has none"):
+        trained.set_hyperparameters(**{"data.broaden": 0.1})
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ __all__ = [
     "broaden",
     "check_statistics",
     "flip_crop",
+    "normalisation_within",
 ]
 
 import abc
@@ -149,6 +150,20 @@ def check_statistics(
             raise UserError(f"{source}: {name}: {mistake}.")
         values.append(value.tolist())
     return values[0], values[1]
+
+
+def normalisation_within(transform: object) -> tuple[Any, Any] | None:
+    r"""Returns mean and std of the last normalisation within nested transforms; None if none.
+
+    A normalisation is whatever has attributes `mean` and `std`, as torchvision's have. Their values
+    are as it holds them, unchecked.
+    """
+    own: tuple[Any, Any] = getattr(transform, "mean", None), getattr(transform, "std", None)
+    if own[0] is not None and own[1] is not None:
+        return own
+    inner = getattr(transform, "transforms", None) or [getattr(transform, "transform", None)]
+    found = [normalisation_within(t) for t in inner if t is not None]
+    return next((f for f in reversed(found) if f is not None), None)
 
 
 def flip_crop(

@@ -34,7 +34,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ...data.images import DAMAGE
 from ...data.lists import list_folder, read_list
-from ...data.transforms import check_statistics
+from ...data.transforms import check_statistics, normalisation_within
 from ...errors import UserError, one_line
 from .host import Foreign
 
@@ -117,12 +117,8 @@ def view_of(id_loaders: Mapping[str, Any], split: str) -> View:
 
 def normalisation_of(transform: object) -> Statistics | None:
     r"""Returns the last normalisation within nested transforms, of each channel; None if none."""
-    mean, std = (getattr(transform, name, None) for name in ("mean", "std"))
-    if mean is not None and std is not None:
-        return per_channel(mean, std, "postprocessor: the host's transform")
-    inner = getattr(transform, "transforms", None) or [getattr(transform, "transform", None)]
-    found = [normalisation_of(t) for t in inner if t is not None]
-    return next((f for f in reversed(found) if f is not None), None)
+    found = normalisation_within(transform)
+    return None if found is None else per_channel(*found, "postprocessor: the host's transform")
 
 
 def per_channel(mean: Foreign, std: Foreign, source: str) -> Statistics:

@@ -42,7 +42,7 @@ from ...models import (
     device_of,
     input_batches,
 )
-from ...options import Options, Positive, Share, flat, merged
+from ...options import Options, Positive, Share, flat
 from ...training.batches import SHARE, broadened
 from ...training.checkpoint import input_shape
 from .loaders import (
@@ -264,8 +264,7 @@ class FeaturesMode(Mode):
     def set(self, values: Mapping[str, Any]) -> None:
         r"""Changes options of the head, and trains it anew if it was trained."""
         old = self.ratio
-        layers = [("head", flat(old.options.to_dict())), ("head", dict(values))]
-        options = HeadConfig.of(merged(layers)[0], "head")
+        options = old.options.changed(values, "head")
         if options == old.options:
             return
         self.ratio = FeatureRatio(options)
