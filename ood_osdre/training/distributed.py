@@ -3,9 +3,10 @@ r"""Devices, and training and scoring on several processes, as `torchrun` starts
 Every process draws the same batch, a function of the seed and the step, and trains on its own
 rows; PyTorch's `DistributedDataParallel` averages the gradients. The batches therefore do not
 depend on the number of processes, and a run can be resumed by another number of them. With group
-normalisation the result is that of one process, up to the order of sums. With batch normalisation
-each process normalises its own rows, as it always does there, which changes the result; so does
-InfoNCE, whose negatives are the process's own.
+normalisation a step is that of one process, up to the order of sums; training enlarges such rounding,
+in 200 steps to scores that differ by a quarter of their deviation (`docs/bring_your_own.md`). With
+batch normalisation each process normalises its own rows, as it always does there, which changes the
+result; so does InfoNCE, whose negatives are the process's own.
 
 Sets are scored in shares without overlap or loss, and every process gets all the scores. The first
 process alone writes files.
