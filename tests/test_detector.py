@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import timm
 import torch
 from PIL import Image
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ from ood_osdre.errors import UserError
 from ood_osdre.evaluation.calibration import SplitConformal
 from ood_osdre.evaluation.metrics import ood_metrics
 from ood_osdre.files import write_text_atomic
+from ood_osdre.models import describe_backbone
 from ood_osdre.training.batches import ImageBatches, Pairs
 from ood_osdre.training.checkpoint import MODEL, read_checkpoint, write_checkpoint
 from ood_osdre.training.trainer import Trainer
@@ -430,6 +432,39 @@ def test_a_backbone_of_ones_own_is_trained_as_a_copy(tmp_path: Path, estimator: 
         OneStepDetector.load(tmp_path)
     with pytest.raises(UserError, match="another architecture"):
         OneStepDetector.load(tmp_path, backbone=nn.Sequential(Backbone(), nn.Linear(5, 5)))
+
+
+def test_a_detector_says_which_timm_model_to_build(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def build() -> nn.Module:
+        return timm.create_model("test_resnet", num_classes=0)
+
+    images = pictures(9, 0), pictures(9, 1)
+    options = {**SMALL, "training__steps": 1, "training__warmup": 0}
+    detector = OneStepDetector("digits", backbone=build(), **options).fit(*images)
+    assert "class head" not in caplog.text
+    detector.save(tmp_path)
+    built = r"ResNet \(timm\.create_model\('test_resnet', num_classes=0\)\) it was trained with"
+    with pytest.raises(UserError, match=built):
+        OneStepDetector.load(tmp_path)
+    loaded = OneStepDetector.load(tmp_path, backbone=build())
+    assert (loaded.score(images[0]) == detector.score(images[0])).all()
+
+
+def test_a_class_head_left_on_a_backbone_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    with_head = timm.create_model("test_resnet", num_classes=7)
+    by_hand = timm.create_model("test_resnet")  # of 1,000
+    by_hand.fc = nn.Identity()
+    assert "'test_resnet', num_classes=7" in describe_backbone(with_head)
+    assert "logits of its class head of 7; create it with num_classes=0" in caplog.text
+    caplog.clear()
+    assert describe_backbone(nn.Sequential(Backbone(), nn.Linear(5, 1000))) == "Sequential"
+    assert "class head of 1000; put nn.Identity() in its place" in caplog.text
+    caplog.clear()
+    for net in (by_hand, Backbone(), nn.Sequential(nn.Linear(5, 1000), nn.ReLU()), nn.Identity()):
+        describe_backbone(net)
+    assert not caplog.text
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ from ..evaluation.calibration import SplitConformal
 from ..evaluation.evaluate import score_images
 from ..evaluation.metrics import check_scores
 from ..files import local
+from ..models import describe_backbone
 from ..options import shown
 from ..training.build import build_ratio, prepare_objective
 from ..training.checkpoint import MODEL, checkpoint_path, read_checkpoint, write_checkpoint
@@ -163,7 +164,7 @@ class OneStepDetector:
             given = given._replace(labels=class_labels(labels), unlabelled="")
         against = read(reference, self.size, "reference", labelled=False)
         data = prepare(self.config, given, against, self.device, self.size)
-        own = None if self.backbone is None else type(self.backbone).__qualname__
+        own = None if self.backbone is None else describe_backbone(self.backbone)
         metadata = data.metadata | {"backbone": own}
         target = None if folder is None else local(folder)
         with held_folder(target, resume):
@@ -321,8 +322,7 @@ class OneStepDetector:
         except (KeyError, ValueError) as error:
             problem = f"not a calibration ({error})"
         if problem:
-            file = checkpoint_path(folder, CALIBRATION)
-            raise UserError(f"{file}: {problem}; save the detector again.")
+            raise UserError(f"{checkpoint_path(folder, CALIBRATION)}: {problem}; save it again.")
         self._seen = tensors["seen"].numpy() if "seen" in tensors else None
 
     def _scored(self, data: object, what: str) -> Iterator[tuple[NDArray[np.float32], Samples]]:

@@ -37,6 +37,7 @@ __all__ = [
     "classifier_features",
     "collect_features",
     "conditioning",
+    "describe_backbone",
     "device_of",
     "evaluating",
     "explained",
@@ -79,6 +80,7 @@ from .networks import (
     QuadraticFeatures,
     ResNetBackbone,
     check_inputs,
+    describe_backbone,
     timm_network,
 )
 from .ratio import (

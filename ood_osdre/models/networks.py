@@ -21,11 +21,13 @@ __all__ = [
     "ResNetBackbone",
     "check_inputs",
     "class_head",
+    "describe_backbone",
     "logits_of",
     "timm_network",
     "zeroed",
 ]
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar, cast
@@ -38,6 +40,10 @@ from torch import Tensor, nn
 from ..errors import UserError, did_you_mean
 
 NORMS = ("batch", "group")
+# The classes of ImageNet, by which a head is known whatever library built the network.
+IMAGENET = 1000
+
+log = logging.getLogger(__name__)
 
 Affine = TypeVar("Affine", nn.Linear, nn.Conv2d)
 
@@ -316,3 +322,30 @@ def timm_network(name: str, classes: int) -> nn.Module:
         raise UserError(f"classifier: timm has no model {name!r}{near}.")
     with torch.random.fork_rng(devices=[]):
         return timm.create_model(name, num_classes=classes).float()
+
+
+def describe_backbone(net: nn.Module) -> str:
+    r"""Returns the class of a network that gives features, and of one of timm the call that builds it.
+
+    A class head left on it, whose logits would be the features, is told in a warning: of timm's any
+    head, of others one of ImageNet's classes.
+    """
+    name = type(net).__qualname__
+    built = (getattr(net, "pretrained_cfg", None) or {}).get("architecture")
+    head = getattr(net, "get_classifier", None)
+    if built is None or head is None:
+        last = [module for module in net.modules() if not any(True for _ in module.children())][-1]
+        count = last.out_features if isinstance(last, nn.Linear) else 0
+        count, advice = count if count == IMAGENET else 0, "put nn.Identity() in its place"
+    else:
+        # Somebody may have taken the head off by hand, which `num_classes` does not say.
+        count = 0 if isinstance(head(), nn.Identity) else int(cast(int, net.num_classes))
+        advice = "create it with num_classes=0"
+        name = f"{name} (timm.create_model({built!r}, num_classes={count}))"
+    if count:
+        log.warning(
+            "backbone: the features are the logits of its class head of %d; %s for those below",
+            count,
+            advice,
+        )
+    return name
