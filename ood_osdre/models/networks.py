@@ -345,7 +345,6 @@ def describe_backbone(net: nn.Module) -> str:
     if count:
         log.warning(
             "backbone: the features are the logits of its class head of %d; %s for those below",
-            count,
-            advice,
+            *(count, advice),
         )
     return name

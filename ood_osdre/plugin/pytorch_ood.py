@@ -12,8 +12,6 @@ channels, of pixels in :math:`[0, 1]`, say how; without them the transform of th
 gets, and where that shows nothing either, images are pixels as `ToTensor` makes them. Both transform
 a share `broaden` of the reference images strongly: without it, far OOD lies outside both sets and
 the answer there is arbitrary.
-
-Install with `pip install 'ood-osdre[pytorch-ood]'`.
 """
 
 __all__ = ["FeatureRatioDetector", "OneStepRatioDetector"]
@@ -113,10 +111,8 @@ class OneStepRatioDetector(Searched, Detector):
         elif isinstance(model, Scorer):
             self._take(model)
         elif not isinstance(model, OneStepDetector):
-            raise UserError(
-                f"model: got {shown(model)}, expected a OneStepDetector, a Scorer or a ratio; "
-                "load_scorer(folder) reads that of a run folder."
-            )
+            expected = "a OneStepDetector, a ratio or a Scorer, as load_scorer(folder) reads"
+            raise UserError(f"model: got {shown(model)}, expected {expected}.")
         elif model.is_fitted:
             self._take(model.scorer)
         self.requires_fit = self.ratio is None
@@ -349,8 +345,6 @@ class FeatureRatioDetector(Searched, FeaturesDetector):
         with evaluating(self._encoder) if isinstance(self._encoder, nn.Module) else nullcontext():
             features = self._encoder(moved)
         if len(features) != len(x):
-            raise UserError(
-                f"encoder: got features of shape {tuple(features.shape)} for {len(x)} inputs, "
-                "expected a row for each."
-            )
+            found = f"features of shape {tuple(features.shape)} for {len(x)} inputs"
+            raise UserError(f"encoder: got {found}, expected a row for each.")
         return features.flatten(1)
