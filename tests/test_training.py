@@ -85,7 +85,7 @@ def make(folder: Path | None = None, options: TrainingConfig = OPTIONS, seed: in
 def weights(trainer: Trainer) -> dict[str, Tensor]:
     return {
         f"{part}.{key}": value
-        for part, module in trainer._modules().items()
+        for part, module in trainer.modules().items()
         for key, value in module.state_dict().items()
     }
 

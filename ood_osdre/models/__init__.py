@@ -37,6 +37,7 @@ __all__ = [
     "classifier_features",
     "collect_features",
     "conditioning",
+    "copied",
     "describe_backbone",
     "device_of",
     "evaluating",
@@ -47,6 +48,7 @@ __all__ = [
     "input_batches",
     "inverse_noise",
     "named_layers",
+    "own_copy",
     "timm_network",
     "unwrapped",
     "whitening_of",
@@ -60,6 +62,7 @@ from .baselines import (
     TimeConditionedResNet,
 )
 from .bases import KERNELS, RBFBasis, TemporalBasis, conditioning, gram_matrix
+from .copies import copied, own_copy, unwrapped
 from .frozen import (
     Features,
     collect_features,
@@ -69,7 +72,6 @@ from .frozen import (
     extract_features,
     input_batches,
     named_layers,
-    unwrapped,
 )
 from .gaussians import GaussianLogRatio, gaussian_ratio
 from .networks import (

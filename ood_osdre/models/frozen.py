@@ -24,12 +24,11 @@ __all__ = [
     "input_batches",
     "named_layers",
     "read_layers",
-    "unwrapped",
 ]
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -38,6 +37,7 @@ from torch import Tensor, nn
 from ..data.inputs import IMAGE_KEYS, split_item
 from ..errors import UserError, one_line
 from .axes import FAILURES, Call, Known, Take, read_outputs
+from .copies import unwrapped
 
 # What errors call the features that networks offer themselves.
 OPENOOD, TIMM = "forward(x, return_feature=True)", "forward_head(x, pre_logits=True)"
@@ -88,7 +88,7 @@ def extract_features(net: nn.Module, x: Tensor, layers: Sequence[str] = ()) -> F
                 read, result = read_layers(net, modules, x)
             is_logits = isinstance(result, Tensor) and result.ndim == 2
             return Features(read, result if is_logits else None)
-        if "return_feature" in inspect.signature(bare.forward).parameters:
+        if _takes(bare.forward, "return_feature"):
             with explained(bare, x):
                 features, logits = read_outputs(bare, _by_return_feature(net), x, [OPENOOD], name)
             return Features(features, logits if isinstance(logits, Tensor) else None)
@@ -107,7 +107,11 @@ def named_layers(net: nn.Module, layers: Sequence[str]) -> dict[str, nn.Module]:
     Raises:
         UserError: If it has no module of a name.
     """
-    modules = dict(net.named_modules())
+    # A part that was compiled holds the module that it was given under a name of its own.
+    modules = {
+        name.replace("_orig_mod.", "").removesuffix("._orig_mod"): module
+        for name, module in net.named_modules()
+    }
     for layer in layers:
         if not layer or layer not in modules:
             raise _no_features(net, f"layer {layer!r}")
@@ -140,7 +144,8 @@ def read_layers(
 
         handles = [module.register_forward_hook(hook(name)) for name, module in modules.items()]
         try:
-            return net(x)
+            with _eager(net):
+                return net(x)
         finally:
             for handle in handles:
                 handle.remove()
@@ -157,6 +162,23 @@ def _by_return_feature(net: nn.Module) -> Call:
         return logits
 
     return call
+
+
+def _eager(net: nn.Module) -> AbstractContextManager[object]:
+    r"""Evaluates what was compiled as it was written: compiled code knows no hooks set later."""
+    parts = net.modules()
+    is_compiled = any(hasattr(m, "_orig_mod") or m._compiled_call_impl for m in parts)
+    # Not in the oldest versions of PyTorch that are supported.
+    stance = getattr(torch.compiler, "set_stance", None)
+    return stance("force_eager") if is_compiled and stance is not None else nullcontext()
+
+
+def _takes(function: Callable[..., object], name: str) -> bool:
+    r"""Returns whether a function has a parameter of a name; those of TorchScript tell none."""
+    try:
+        return name in inspect.signature(function).parameters
+    except ValueError:
+        return False
 
 
 def _no_features(net: nn.Module, wanted: str) -> UserError:
@@ -260,12 +282,6 @@ def input_batches(data: Tensor | Iterable[Any], batch_size: int = 256) -> Iterat
         yield x
 
 
-def unwrapped(net: nn.Module) -> nn.Module:
-    r"""Returns the network inside PyTorch's wrappers for several devices."""
-    parallel = nn.DataParallel | nn.parallel.DistributedDataParallel
-    return net.module if isinstance(net, parallel) else net
-
-
 def device_of(net: nn.Module) -> torch.device:
     r"""Returns the device of a network, that of its first parameter or buffer; else the CPU."""
     assert isinstance(net, nn.Module), f"net: got {type(net).__name__}, expected an nn.Module."
@@ -276,9 +292,7 @@ def device_of(net: nn.Module) -> torch.device:
 
 def _is_timm(net: nn.Module) -> bool:
     trunk, head = getattr(net, "forward_features", None), getattr(net, "forward_head", None)
-    return (
-        callable(trunk) and callable(head) and "pre_logits" in inspect.signature(head).parameters
-    )
+    return callable(trunk) and callable(head) and _takes(head, "pre_logits")
 
 
 def _by_timm(net: nn.Module, x: Tensor) -> Features:

@@ -129,6 +129,8 @@ class CoefficientNetwork(nn.Module):
         return self._heads(maps.mean(dim=1), cells)
 
     def _heads(self, features: Tensor, cells: Tensor | None) -> Coefficients:
+        # A backbone may have its own autocast.
+        features = features.to(torch.promote_types(features.dtype, torch.float32))
         return Coefficients(self.head(features), cells, logits_of(self.class_head, features))
 
 

@@ -231,7 +231,7 @@ class FoldedRatio(RatioModel):
 
     def outputs(self, x: Tensor) -> Prediction:
         r"""Returns the log-ratios and the class logits of inputs :math:`(B, *)`."""
-        features = self.backbone(x)
+        features = self.backbone(x).to(self.head.weight.dtype)
         return Prediction(self._log_ratio(features), logits_of(self.class_head, features))
 
     def log_ratio(self, x: Tensor) -> Tensor:

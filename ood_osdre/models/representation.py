@@ -43,7 +43,8 @@ from torch import Tensor, nn
 from ..errors import UserError
 from .axes import Known
 from .baselines import Classifier, TimeConditionedMLP, TimeConditionedRatio
-from .frozen import Features, named_layers, read_layers, unwrapped
+from .copies import unwrapped
+from .frozen import Features, named_layers, read_layers
 from .networks import MLP, Prediction
 from .ratio import FoldedRatio, RatioModel
 from .speed import deployed
@@ -338,8 +339,6 @@ def _stamp(net: nn.Module) -> Stamp:
 
 def _hash(net: nn.Module) -> str:
     bare = unwrapped(net)
-    # What torch.compile returns holds the module that it was given.
-    bare = getattr(bare, "_orig_mod", bare)
     hasher = hashlib.sha256()
     for name, module in bare.named_modules():
         hasher.update(f"{name}={type(module).__name__};".encode())

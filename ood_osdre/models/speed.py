@@ -24,7 +24,6 @@ References:
 
 __all__ = ["ShieldedBackbone", "SpeedBackbone", "class_logits", "deployed"]
 
-import copy
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -34,6 +33,7 @@ from torch.nn import functional as F
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
 from ..errors import UserError
+from .copies import copied
 from .networks import logits_of
 
 #: The channels of the three groups of width 1.
@@ -239,13 +239,13 @@ def deployed(module: M, layers: Sequence[str] = ()) -> M:
         layers: Names of layers that are read. Where one is within a group of layers, nothing is
             merged: its outputs would be others.
     """
-    copied = copy.deepcopy(module).eval()
+    twin = copied(module).eval()
     if any(layer.count(".") > 1 for layer in layers):
-        return copied
-    for part in list(copied.modules()):
+        return twin
+    for part in list(twin.modules()):
         if isinstance(part, SpeedBackbone | ShieldedBackbone):
             part.merge()
-    return copied
+    return twin
 
 
 def _merge_norms(layers: nn.Sequential) -> None:

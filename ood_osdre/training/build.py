@@ -17,7 +17,6 @@ __all__ = [
     "prepare_objective",
 ]
 
-import copy
 from collections.abc import Callable
 
 import torch
@@ -48,6 +47,7 @@ from ..models import (
     explained,
     gaussian_ratio,
     inverse_noise,
+    own_copy,
 )
 from ..objectives import (
     ClassLoss,
@@ -153,7 +153,7 @@ def build_ratio(
         classes: The number of ID classes :math:`C`, 0 without labels.
         dim: The dimension of vectors; None for images.
         backbone: A module from inputs :math:`(B, *)` to features :math:`(B, F)`, which is copied
-            with the weights it has; None for the one that the configuration describes.
+            with its weights, in the default floats; None for the one that the configuration has.
         size: The side of images, which only a backbone of the user's needs.
 
     Raises:
@@ -168,7 +168,7 @@ def build_ratio(
     if backbone is None:
         backbone, features = build_backbone(config, dim)
     else:
-        backbone = copy.deepcopy(backbone)
+        backbone = own_copy(backbone)
         features = count_features(backbone, (3, size, size) if dim is None else (dim,))
     trained = objective.class_weight or objective.outlier_exposure
     if not (trained and config.network.classes_head):

@@ -10,6 +10,7 @@ __all__ = [
     "settled_precision",
 ]
 
+import copy
 import math
 from collections.abc import Callable
 from time import perf_counter
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ..models import RatioModel
-from ..objectives import Batch
+from ..objectives import Batch, Objective
 from ..paths import GaussianPath
 from ..sections import TrainingConfig
 
@@ -34,6 +35,8 @@ DTYPES = {"": None, "none": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 # The timed steps of each precision, the seconds from which on fewer do, and by what factor bf16 is
 # to be faster: a choice by less would be one by chance.
 TRIALS, TRIAL_SECONDS, GAIN = 5, 20.0, 1.1
+# The names of batch normalisation's buffers of floating point.
+MOMENTS = ("running_mean", "running_var")
 
 
 def learning_rate_factor(step: int, options: TrainingConfig) -> float:
@@ -88,7 +91,7 @@ class Losses(nn.Module):
         objective: A module from the model and a batch to losses.
     """
 
-    def __init__(self, ratio: RatioModel, objective: nn.Module) -> None:
+    def __init__(self, ratio: RatioModel, objective: Objective) -> None:
         super().__init__()
         self.ratio, self.objective = ratio, objective
 
@@ -101,18 +104,31 @@ class Losses(nn.Module):
 def average_into(averaged: nn.Module, module: nn.Module, decay: float) -> None:
     r"""Moves the averaged parameters and statistics towards those of a module.
 
+    What is averaged are parameters and the moments of batch normalisation. Other buffers are
+    followed as they are: the mean of two directions, such as those of spectral normalisation,
+    is none. A tensor under several names is averaged once.
+
     Arguments:
         averaged: The module to change, of the same architecture.
         module: The module to follow.
         decay: The weight that the old values keep.
     """
-    new = list(module.state_dict().values())
-    old = list(averaged.state_dict().values())
-    floating = [(o, n) for o, n in zip(old, new, strict=True) if o.is_floating_point()]
-    torch._foreach_lerp_([o for o, _ in floating], [n for _, n in floating], 1 - decay)
-    for o, n in zip(old, new, strict=True):
-        if not o.is_floating_point():
-            o.copy_(n)
+    # Both leave out a tensor that they have given under another name.
+    parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
+    new = parameters | buffers
+    own = dict(averaged.named_parameters()) | dict(averaged.named_buffers())
+    means = [
+        name
+        for name, value in new.items()
+        if (value.is_floating_point() or value.is_complex())
+        and (name in parameters or name.endswith(MOMENTS))
+    ]
+    torch._foreach_lerp_([own[name] for name in means], [new[name] for name in means], 1 - decay)
+    for name in new.keys() - set(means):
+        own[name].copy_(new[name])
+    for follower, leader in zip(averaged.modules(), module.modules(), strict=True):
+        if type(leader).get_extra_state is not nn.Module.get_extra_state:
+            follower.set_extra_state(copy.deepcopy(leader.get_extra_state()))
 
 
 def settled_precision(amp: str, device: torch.device) -> str:

@@ -14,7 +14,6 @@ included, so that its :math:`\bar g` belongs to the averaged shapes.
 
 __all__ = ["Trainer"]
 
-import copy
 import json
 import math
 import signal
@@ -28,7 +27,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from ..errors import UserError
-from ..models import RatioModel
+from ..models import RatioModel, copied
 from ..objectives import Batch, Objective
 from ..sections import TrainingConfig
 from . import checkpoint, distributed
@@ -91,7 +90,7 @@ class Trainer:
         self.device = next(ratio.parameters()).device
         if options.channels_last:
             ratio.to(memory_format=torch.channels_last)
-        self.averaged = copy.deepcopy(ratio).eval().requires_grad_(False)
+        self.averaged = copied(ratio).eval().requires_grad_(False)
         self.kept = self.averaged
         self.optimizer = build_optimizer(ratio, objective, options)
         losses: nn.Module = Losses(ratio, objective)
@@ -157,7 +156,7 @@ class Trainer:
         """
         if batch.x_1.ndim != 4:
             return "none"
-        losses = copy.deepcopy(Losses(self.ratio, self.objective))
+        losses = copied(Losses(self.ratio, self.objective))
         optimizer = build_optimizer(losses.ratio, losses.objective, self.options)
 
         def step(amp: str) -> None:
@@ -240,7 +239,7 @@ class Trainer:
             self.averaged.eval()
             numbers = {k: float(v) for k, v in self.validate(self.averaged).items()}
             entry |= numbers
-            self._keep(now | numbers)
+            self.keep(now | numbers)
         bar.set_postfix(
             loss=f"{entry['loss_total']:.3f}",
             img_s=f"{images:.0f}",
@@ -251,7 +250,7 @@ class Trainer:
         if self.log is not None and (validate or out.step % LOG_EVERY == 0):
             self.log.write(entry | self.objective.learnt())
 
-    def _keep(self, numbers: dict[str, float]) -> None:
+    def keep(self, numbers: dict[str, float]) -> None:
         r"""Records a validation and keeps the averaged model if it is the best so far."""
         out = self.outcome
         out.history.append(numbers)
@@ -263,7 +262,7 @@ class Trainer:
             raise UserError(f"evaluation.select: no {self.select!r} among {names}.")
         if not out.best or numbers[self.select] > out.best[self.select]:
             out.best = numbers
-            self.kept = copy.deepcopy(self.averaged)
+            self.kept = copied(self.averaged)
 
     def _finish(self) -> None:
         if self.select is None or not self.outcome.best:
@@ -274,7 +273,8 @@ class Trainer:
                 self.output, checkpoint.MODEL, self.kept.state_dict(), self.metadata
             )
 
-    def _modules(self) -> dict[str, nn.Module]:
+    def modules(self) -> dict[str, nn.Module]:
+        r"""Returns all that is trained, averaged or kept, by name."""
         own = {"ratio": self.ratio, "averaged": self.averaged, "kept": self.kept}
         # Learnable paths, data scores: whatever else the optimiser trains.
         return {**own, "objective": self.objective}
@@ -282,10 +282,13 @@ class Trainer:
     def _save(self) -> None:
         if self.output is None:
             return
+        checkpoint.write_checkpoint(self.output, checkpoint.STATE, *self.state())
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        r"""Returns the tensors and the metadata with which a run goes on."""
         metadata = {key: getattr(self.outcome, key) for key in PROGRESS}
         metadata |= {"scaler": self.scaler.state_dict(), "run": self.metadata}
-        tensors = checkpoint.pack_state(self._modules(), self.optimizer)
-        checkpoint.write_checkpoint(self.output, checkpoint.STATE, tensors, metadata)
+        return checkpoint.pack_state(self.modules(), self.optimizer), metadata
 
     def _resume(self) -> None:
         source = checkpoint.checkpoint_path(self.folder or Path(), checkpoint.STATE)
@@ -298,8 +301,8 @@ class Trainer:
                 f"{source}: written by a run with another configuration or other data, "
                 "cannot be resumed by this one."
             )
-        self.kept = copy.deepcopy(self.averaged)
-        checkpoint.unpack_state(tensors, self._modules(), self.optimizer, source)
+        self.kept = copied(self.averaged)
+        checkpoint.unpack_state(tensors, self.modules(), self.optimizer, source)
         try:
             self.outcome = Outcome(**{key: metadata[key] for key in PROGRESS})
             self._use(self.outcome.amp)
