@@ -3,6 +3,9 @@ r"""Checkpoints: one safetensors file each, metadata in its header, written atom
 Whatever kills the writer, the folder holds the old checkpoint or the new one. The header also holds
 a SHA-256 of tensors and metadata, so a file that was cut short or edited is refused by name. So are
 weights that are not finite.
+
+A tensor that a module has under several names, as tied weights are, is stored once. A module's extra
+state (`get_extra_state`) may be made of tensors, bytes, numbers, text, lists, tuples and mappings.
 """
 
 __all__ = [
@@ -14,6 +17,7 @@ __all__ = [
     "pack_state",
     "read_checkpoint",
     "restore",
+    "through_bytes",
     "unpack_state",
     "write_checkpoint",
 ]
@@ -26,7 +30,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from ..data.transforms import Standardiser
@@ -36,6 +40,10 @@ from ..options import Options
 from .run import MODEL, STATE
 
 FORMAT = "ood_osdre checkpoint 2"
+# Where the header holds what is no tensor of its own, if there is such.
+OTHERS = "others"
+# What follows a key in the names of an extra state's tensors.
+PART = "#extra"
 # Of images.
 CHANNELS = 3
 
@@ -46,14 +54,14 @@ def checkpoint_path(folder: Path, name: str) -> Path:
 
 
 def write_checkpoint(
-    folder: Path, name: str, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]
+    folder: Path, name: str, tensors: Mapping[str, Any], metadata: Mapping[str, Any]
 ) -> str:
     r"""Writes a checkpoint, replacing an older one of the same name, and returns its SHA-256.
 
     Arguments:
         folder: The folder, created if needed.
         name: The name of the checkpoint.
-        tensors: The tensors by name.
+        tensors: The tensors, and the extra states of modules, by name.
         metadata: What goes into the header, in types that JSON has.
 
     Raises:
@@ -64,21 +72,27 @@ def write_checkpoint(
     if is_regular(path) and _header(path).get("format") != FORMAT:
         raise UserError(f"{path}: is there already and no checkpoint; choose another folder.")
     try:
-        text = json.dumps(as_json(metadata))
+        content, header = _packed(tensors, metadata)
     except ValueError as error:
         raise UserError(f"{path}: {error}") from None
-    # Cloned, as storage that is shared cannot be written.
-    content = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
-    digest = _digest(content, text)
     with atomic_path(path) as temporary:
         # Not `save_file`, whose errors, temporary file and permissions are its own.
-        header = {"format": FORMAT, "sha256": digest, "metadata": text}
         temporary.write_bytes(save(content, header))
     sweep(folder)
-    return digest
+    return header["sha256"]
 
 
-def read_checkpoint(folder: Path, name: str) -> tuple[dict[str, Tensor], dict[str, Any], str]:
+def through_bytes(tensors: Mapping[str, Any], metadata: Mapping[str, Any]) -> dict[str, Any]:
+    r"""Returns tensors as a checkpoint would give them back, without a file.
+
+    Raises:
+        ValueError: If a checkpoint cannot hold them.
+    """
+    content, header = _packed(tensors, metadata)
+    return _unpacked(load(save(content, header)), header)
+
+
+def read_checkpoint(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, Any], str]:
     r"""Reads a checkpoint.
 
     Arguments:
@@ -86,7 +100,7 @@ def read_checkpoint(folder: Path, name: str) -> tuple[dict[str, Tensor], dict[st
         name: The name of the checkpoint.
 
     Returns:
-        The tensors by name, on the CPU, the metadata as they were written, and the SHA-256.
+        The tensors and extra states by name, on the CPU, the metadata as they were written, and the SHA-256.
 
     Raises:
         UserError: If the file is missing, cut short, edited, or of another format.
@@ -107,11 +121,11 @@ def read_checkpoint(folder: Path, name: str) -> tuple[dict[str, Tensor], dict[st
         text, digest = header.get("metadata", ""), header.get("sha256", "")
         if header.get("format") != FORMAT:
             problem = f"not a checkpoint of this version, expected {FORMAT!r}"
-        elif _digest(tensors, text) != digest:
+        elif _digest(tensors, text + header.get(OTHERS, "")) != digest:
             problem = "changed, its SHA-256 is not the one it was written with"
     if problem:
         raise UserError(f"{path}: {problem}.")
-    return tensors, json.loads(text), digest
+    return _unpacked(tensors, header), json.loads(text), digest
 
 
 def input_shape(metadata: Mapping[str, Any]) -> tuple[int, ...]:
@@ -143,12 +157,12 @@ def model_metadata(
     return {**own, "size": size, "reference": reference, **facts}
 
 
-def restore(module: nn.Module, tensors: Mapping[str, Tensor], source: Path) -> None:
+def restore(module: nn.Module, tensors: Mapping[str, Any], source: object) -> None:
     r"""Loads tensors into a module.
 
     Arguments:
         module: The module.
-        tensors: The tensors of its state, by name.
+        tensors: The tensors and extra states of its state, by name.
         source: The file to name in messages.
 
     Raises:
@@ -159,7 +173,11 @@ def restore(module: nn.Module, tensors: Mapping[str, Tensor], source: Path) -> N
         found, expected = _shape(tensors.get(key)), _shape(own.get(key))
         if found != expected:
             problems.append(f"of another architecture: {key} {found}, expected {expected}")
-        elif tensors[key].is_floating_point() and not tensors[key].isfinite().all():
+        # A mask may hold infinity from the start.
+        elif (
+            isinstance(own[key], Tensor)
+            and (own[key].cpu().isfinite() > tensors[key].isfinite()).any()
+        ):
             problems.append(f"{key} holds NaN or infinity, expected finite weights")
     if problems:
         more = f"{len(problems)} of {len(own)} tensors are wrong"
@@ -169,7 +187,7 @@ def restore(module: nn.Module, tensors: Mapping[str, Tensor], source: Path) -> N
 
 def pack_state(
     modules: Mapping[str, nn.Module], optimizer: torch.optim.Optimizer
-) -> dict[str, Tensor]:
+) -> dict[str, Any]:
     r"""Returns the tensors of modules, under their names, and of their optimiser.
 
     Arguments:
@@ -187,10 +205,10 @@ def pack_state(
 
 
 def unpack_state(
-    tensors: Mapping[str, Tensor],
+    tensors: Mapping[str, Any],
     modules: Mapping[str, nn.Module],
     optimizer: torch.optim.Optimizer,
-    source: Path,
+    source: object,
 ) -> None:
     r"""Puts the tensors of :func:`pack_state` back into modules and optimiser, as :func:`restore`."""
     for part, module in modules.items():
@@ -204,6 +222,79 @@ def unpack_state(
             state.setdefault(int(index), {})[name] = value
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _packed(
+    tensors: Mapping[str, Any], metadata: Mapping[str, Any]
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    r"""Returns what a safetensors file can hold, and its header.
+
+    Raises:
+        ValueError: If the metadata or an extra state are of other types than may be stored.
+    """
+    content: dict[str, Tensor] = {}
+    others: dict[str, object] = {}
+    first: dict[object, str] = {}
+    for key, value in tensors.items():
+        if not isinstance(value, Tensor):
+            others[key] = {"extra": _as_text(value, key, content)}
+            continue
+        where = value.data_ptr(), value.dtype, value.shape, value.stride()
+        if value.numel() and first.setdefault(where, key) != key:
+            others[key] = {"same": first[where]}
+        else:
+            # Cloned, as storage that is shared cannot be written.
+            plain = torch.contiguous_format
+            content[key] = value.detach().cpu().clone(memory_format=plain)
+    text = json.dumps(as_json(metadata))
+    header = {"format": FORMAT, "metadata": text}
+    if others:
+        header[OTHERS] = json.dumps(others)
+    return content, header | {"sha256": _digest(content, text + header.get(OTHERS, ""))}
+
+
+def _unpacked(content: Mapping[str, Tensor], header: Mapping[str, str]) -> dict[str, Any]:
+    others = json.loads(header.get(OTHERS, "{}"))
+    found: dict[str, Any] = {key: x for key, x in content.items() if PART not in key}
+    for key, other in others.items():
+        same = other.get("same")
+        found[key] = _from_text(other["extra"], content) if same is None else content[same].clone()
+    return found
+
+
+def _as_text(value: Any, key: str, content: dict[str, Tensor]) -> object:  # noqa: ANN401
+    r"""Returns an extra state as JSON has it; its tensors join the others, in parts of its key."""
+    if isinstance(value, bytes):
+        return {"bytes": _as_text(torch.tensor(list(value), dtype=torch.uint8), key, content)}
+    if isinstance(value, Tensor):
+        name = f"{key}{PART}{len(content)}"
+        content[name] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
+        return {"tensor": name}
+    if isinstance(value, Mapping):
+        return {"mapping": [[_as_text(x, key, content) for x in item] for item in value.items()]}
+    if isinstance(value, list | tuple):
+        kind = "list" if isinstance(value, list) else "tuple"
+        return {kind: [_as_text(x, key, content) for x in value]}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise ValueError(
+        f"{key}: got a {type(value).__name__}, expected an extra state of tensors, bytes, numbers, "
+        "text, lists, tuples and mappings"
+    )
+
+
+def _from_text(text: Any, content: Mapping[str, Tensor]) -> Any:  # noqa: ANN401
+    r"""Returns what :func:`_as_text` was given."""
+    if not isinstance(text, dict):
+        return text
+    ((kind, inner),) = text.items()
+    if kind == "tensor":
+        return content[inner]
+    if kind == "mapping":
+        return {_from_text(k, content): _from_text(v, content) for k, v in inner}
+    if kind == "bytes":
+        return _from_text(inner, content).numpy().tobytes()
+    return (list if kind == "list" else tuple)(_from_text(x, content) for x in inner)
 
 
 def _digest(tensors: Mapping[str, Tensor], text: str) -> str:
@@ -224,8 +315,8 @@ def _header(path: Path) -> dict[str, str]:
         return {}
 
 
-def _shape(tensor: Tensor | None) -> str:
-    if tensor is None:
-        return "absent"
+def _shape(tensor: object) -> str:
+    if not isinstance(tensor, Tensor):
+        return "absent" if tensor is None else "of an extra state"
     # Precisions may differ, but weights are no integers.
     return f"{tuple(tensor.shape)}{'' if tensor.is_floating_point() else ' of integers'}"
