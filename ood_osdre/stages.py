@@ -44,11 +44,13 @@ from .training.build import build_ratio, prepare_objective
 from .training.checkpoint import model_metadata, write_checkpoint
 from .training.fit import fit
 from .training.run import CLASSIFIER, HEAD, MODEL, Outcome, refuse_other_level
+from .training.surroundings import own_surroundings
 
 # The source of a run's own model among those that it sums, and the folders of the others.
 OWN, TOGETHER = "the run itself", "together"
 
 
+@own_surroundings()
 def train_run(
     config: Config,
     data: BenchmarkData,
@@ -230,8 +232,7 @@ def _train_head(
     )
     whole = RepresentationRatio(classifier, fitted.model, head.layers)
     count, rank = fitted.model.whitening.shape
-    part = {"network": given.network, "features": count, "rank": rank}
-    metadata = {**metadata, "representation": part}
+    metadata["representation"] = {"network": given.network, "features": count, "rank": rank}
     outcome = replace(fitted.outcome, seconds=seconds + fitted.outcome.seconds)
     trained = TrainedModel(whole, preprocess, metadata)
     if not outcome.finished:

@@ -17,6 +17,7 @@ __all__ = [
     "group_of",
     "hold_out_id",
     "hold_out_reference",
+    "thinned",
 ]
 
 import hashlib
@@ -82,6 +83,13 @@ class ImageSet:
         picked = (np.flatnonzero(picked) if picked.dtype == bool else picked).astype(np.intp)
         names = [self.names[i] for i in picked]
         return ImageSet(np.asarray(self.images[picked]), self.labels[picked], names)
+
+
+def thinned(images: ImageSet, limit: int | None) -> ImageSet:
+    r"""Takes evenly spaced images, so that every class stays represented."""
+    if limit is None or limit >= len(images):
+        return images
+    return images.subset(np.linspace(0, len(images) - 1, limit).round().astype(np.int64))
 
 
 def group_of(name: str) -> str:

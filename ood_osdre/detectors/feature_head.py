@@ -41,6 +41,7 @@ from ..training import checkpoint, distributed
 from ..training.batches import Stream, VectorBatches, step_generator
 from ..training.build import build_head, build_path, prepare_objective
 from ..training.fit import fit
+from ..training.surroundings import own_surroundings
 from ..training.trainer import Outcome
 
 # With fewer vectors than this on a side, none are held out.
@@ -94,6 +95,7 @@ def check_features(features: object, count: int | None, what: str = "features") 
     return check_inputs(features, (count or 1,), what)
 
 
+@own_surroundings()
 def fit_head(
     head: HeadConfig,
     id_features: Tensor,

@@ -40,8 +40,9 @@ from ..models import (
 )
 from ..training import checkpoint
 from ..training.build import build_head
+from ..training.run import check_finished
+from ..training.surroundings import own_surroundings, same_random_numbers
 from .feature_head import check_features, fit_head
-from .fitting import check_finished
 
 NAME = "feature_ratio"
 
@@ -82,6 +83,7 @@ class FeatureRatio:
         r"""The number of features :math:`F`; 0 before fitting."""
         return 0 if self.trained is None else len(self.trained.whitening.mean)
 
+    @same_random_numbers()
     def fit(
         self,
         net: nn.Module,
@@ -244,6 +246,7 @@ class FeatureRatio:
         checkpoint.write_checkpoint(local(folder), NAME, trained.state_dict(), metadata)
 
     @classmethod
+    @own_surroundings()
     def load(cls, folder: str | Path, net: nn.Module | None = None) -> "FeatureRatio":
         r"""Reads a head that :meth:`save` wrote.
 
@@ -277,7 +280,7 @@ class FeatureRatio:
 
     def _take(self, trained: WhitenedRatio) -> None:
         # Folding draws the weights of a layer, only to replace them.
-        with torch.random.fork_rng(devices=[]):
+        with same_random_numbers():
             self.trained, self.ratio = trained.eval(), trained.fold()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -8,24 +8,25 @@ augmented, and no synthetic validation OOD is made of them: they have the held-o
 __all__ = [
     "Supported",
     "TrainingData",
-    "check_finished",
     "check_unseen",
     "configured",
-    "held_folder",
     "prepare",
+    "train",
     "warn_of_shuffling",
 ]
 
 import hashlib
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 from torch.utils.data import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from ..config import Config, load_config
@@ -34,14 +35,15 @@ from ..data.inputs import Samples
 from ..data.sets import count_shared, cut_apart, fingerprints
 from ..data.transforms import Preprocess, Standardise, Standardiser
 from ..errors import UserError
-from ..evaluation.evaluate import Validation, score_images
+from ..evaluation.evaluate import FEW, Validation, score_images
 from ..evaluation.metrics import ood_metrics
-from ..files import sweep
-from ..models import RatioModel
+from ..models import RatioModel, describe_backbone, unwrapped
 from ..options import Count, Options
 from ..training.batches import Batches, ImageBatches, VectorBatches
+from ..training.build import build_ratio, prepare_objective
 from ..training.checkpoint import model_metadata
-from ..training.run import MODEL_FILE, STATE_FILE, Outcome, holds, locked
+from ..training.fit import Fit, fit
+from ..training.run import held_folder
 from ..training.trainer import Validate
 from .labels import count_classes
 
@@ -83,7 +85,12 @@ class TrainingData(NamedTuple):
 
 
 def prepare(
-    config: Config, id_data: Samples, reference: Samples, device: torch.device, size: int
+    config: Config,
+    id_data: Samples,
+    reference: Samples,
+    device: torch.device,
+    size: int,
+    backbone: nn.Module | None = None,
 ) -> TrainingData:
     r"""Prepares ID data and a reference for training.
 
@@ -93,6 +100,7 @@ def prepare(
         reference: The reference, of the same shape.
         device: Where to train.
         size: The side of images in pixels, to be stored.
+        backbone: The user's backbone, if there is one, whose name is stored.
 
     Raises:
         UserError: If the sets are too small, of different shapes, or labelled in part.
@@ -120,9 +128,38 @@ def prepare(
     make = _image_batches if id_data.has_images else _vector_batches
     batches, validate, preprocess = make(config, id_data, reference, device, *marks)
     dim = None if id_data.has_images else id_shape[1]
-    facts = {"dim": dim, "checksums": checksums}
+    own = None if backbone is None else describe_backbone(unwrapped(backbone))
+    facts = {"dim": dim, "checksums": checksums, "backbone": own}
     metadata = model_metadata(config, classes, preprocess, size, None, **facts)
     return TrainingData(config, batches, validate, preprocess, metadata, seen)
+
+
+def train(
+    data: TrainingData,
+    backbone: nn.Module | None,
+    device: torch.device,
+    folder: Path | None,
+    resume: bool,
+    progress: bool,
+) -> Fit:
+    r"""Trains on prepared data; the arguments are those of the detector."""
+    config, metadata = data.config, data.metadata
+    with held_folder(folder, resume):
+        torch.manual_seed(config.training.seed)
+        classes, dim, size = (metadata[name] for name in ("classes", "dim", "size"))
+        ratio = build_ratio(config, classes, dim, backbone, size)
+        return fit(
+            ratio.to(device),
+            partial(prepare_objective, config),
+            data.batches,
+            config.training,
+            data.validate,
+            select=config.evaluation.selected_by,
+            folder=folder,
+            metadata=metadata,
+            resume=resume,
+            progress=progress,
+        )
 
 
 Parts = tuple[Batches, Validate, Standardiser]
@@ -184,14 +221,26 @@ def _vector_batches(
         training.seed,
     )
     held_out = id_data.values[val], reference.values[reference_val]
+    validate = _HeldOut(*held_out, standardise, config.evaluation.batch_size)
+    return batches, validate, standardise
 
-    def validate(ratio: RatioModel) -> Mapping[str, float]:
-        size = config.evaluation.batch_size
-        scores = (score_images(ratio, values, standardise, size)[0] for values in held_out)
-        auroc = ood_metrics(*scores).auroc
+
+@dataclass(frozen=True)
+class _HeldOut:
+    r"""The validation of vectors: held-out ID data, :math:`(N, d)`, against held-out reference."""
+
+    id_values: NDArray[Any]
+    reference: NDArray[Any]
+    standardise: Standardise
+    batch_size: int
+
+    def __call__(self, ratio: RatioModel) -> dict[str, float]:
+        score = partial(score_images, preprocess=self.standardise, batch_size=self.batch_size)
+        auroc = ood_metrics(*(score(ratio, x)[0] for x in (self.id_values, self.reference))).auroc
         return {"val_near": auroc, "val_auroc": auroc}
 
-    return batches, validate, standardise
+    def brief(self, ratio: RatioModel) -> "_HeldOut":
+        return replace(self, id_values=self.id_values[:FEW], reference=self.reference[:FEW])
 
 
 def _hold_out(marks: Marks, rng: np.random.Generator) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
@@ -299,27 +348,3 @@ def configured(
             "detector's score is a log-ratio in nats. load_scorer(folder) reads a run that sums."
         )
     return found
-
-
-@contextmanager
-def held_folder(folder: Path | None, resume: bool) -> Iterator[None]:
-    r"""Holds a folder, if there is one, against other runs; only `resume` goes on with a run."""
-    if folder is None:
-        yield
-        return
-    with locked(folder):
-        if not resume and holds(folder, STATE_FILE, MODEL_FILE):
-            raise UserError(
-                f"{folder}: holds a run already; go on with resume=True or choose another folder."
-            )
-        sweep(folder, age=0)
-        yield
-
-
-def check_finished(outcome: Outcome, steps: int, folder: Path | None = None) -> None:
-    r"""Raises a :class:`UserError` if something stopped a training, saved in a folder or not."""
-    if not outcome.finished:
-        where = "" if folder is None else f"; saved in {folder}, go on with resume=True"
-        raise UserError(
-            f"fit: stopped ({outcome.reason}) at step {outcome.step} of {steps}{where}."
-        )

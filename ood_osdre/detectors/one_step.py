@@ -16,7 +16,6 @@ __all__ = ["OneStepDetector"]
 import logging
 import os
 from collections.abc import Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -33,20 +32,17 @@ from ..evaluation.calibration import SplitConformal
 from ..evaluation.evaluate import score_images
 from ..evaluation.metrics import check_scores
 from ..files import local
-from ..models import describe_backbone
 from ..options import shown
-from ..training.build import build_ratio, prepare_objective
 from ..training.checkpoint import MODEL, checkpoint_path, read_checkpoint, write_checkpoint
 from ..training.distributed import find_device
-from ..training.fit import fit
-from ..training.run import Outcome
+from ..training.run import Outcome, check_finished
+from ..training.surroundings import own_surroundings
 from .fitting import (
     Supported,
-    check_finished,
     check_unseen,
     configured,
-    held_folder,
     prepare,
+    train,
     warn_of_shuffling,
 )
 from .labels import class_labels
@@ -129,6 +125,7 @@ class OneStepDetector:
             state = f"calibrated at alpha={self.conformal.alpha:g}"
         return f"{type(self).__name__}({self.config.estimator}, size={self.size}, {state})"
 
+    @own_surroundings()
     def fit(
         self,
         id_data: object,
@@ -163,30 +160,12 @@ class OneStepDetector:
         if labels is not None:
             given = given._replace(labels=class_labels(labels), unlabelled="")
         against = read(reference, self.size, "reference", labelled=False)
-        data = prepare(self.config, given, against, self.device, self.size)
-        own = None if self.backbone is None else describe_backbone(self.backbone)
-        metadata = data.metadata | {"backbone": own}
+        data = prepare(self.config, given, against, self.device, self.size, self.backbone)
         target = None if folder is None else local(folder)
-        with held_folder(target, resume):
-            torch.manual_seed(data.config.training.seed)
-            ratio = build_ratio(
-                data.config, metadata["classes"], metadata["dim"], self.backbone, self.size
-            )
-            fitted = fit(
-                ratio.to(self.device),
-                partial(prepare_objective, data.config),
-                data.batches,
-                data.config.training,
-                data.validate,
-                select=data.config.evaluation.selected_by,
-                folder=target,
-                metadata=metadata,
-                resume=resume,
-                progress=self.progress,
-            )
+        fitted = train(data, self.backbone, self.device, target, resume, self.progress)
         self.outcome = fitted.outcome
         check_finished(fitted.outcome, data.config.training.steps, target)
-        self._take(TrainedModel(fitted.model, data.preprocess, metadata), data.seen)
+        self._take(TrainedModel(fitted.model, data.preprocess, data.metadata), data.seen)
         self.conformal = None
         return self
 
@@ -214,6 +193,7 @@ class OneStepDetector:
         """
         return self.score_named(x)[1]
 
+    @own_surroundings()
     def score_named(self, x: object) -> tuple[list[str], NDArray[np.float32]]:
         r"""Returns a name for each input, its path or else its number, beside :meth:`score`."""
         warn_of_shuffling(x, "input")
@@ -221,6 +201,7 @@ class OneStepDetector:
         names = [name for _, some in scored for name in some]
         return names, np.concatenate([scores for scores, _ in scored])
 
+    @own_surroundings()
     def calibrate(
         self, id_data: object, alpha: float = 0.05, seen: Literal["refuse", "warn"] = "refuse"
     ) -> "OneStepDetector":
@@ -268,8 +249,7 @@ class OneStepDetector:
     def save(self, folder: str | os.PathLike[str]) -> None:
         r"""Writes the detector, as safetensors, into a folder, which is created if needed.
 
-        The folder of an images' detector without a backbone of your own can be loaded with
-        :func:`ood_osdre.load_scorer`, too.
+        The folder can be loaded with :func:`ood_osdre.load_scorer`, too.
         """
         trained, conformal = _required(self._trained, NOT_FITTED), self.conformal
         target, state = local(folder), trained.ratio.state_dict()

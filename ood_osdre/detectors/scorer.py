@@ -55,6 +55,7 @@ from ..training.checkpoint import (
     restore,
 )
 from ..training.distributed import find_device
+from ..training.surroundings import own_surroundings, same_random_numbers
 
 # What pickles of weights raise if they are damaged, or hold more than tensors.
 DAMAGE = (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError, SafetensorError)
@@ -93,6 +94,7 @@ class Scorer:
     parameters: int
 
     @classmethod
+    @same_random_numbers()
     def of(cls, trained: TrainedModel) -> "Scorer":
         r"""Returns the scorer of a trained model, which stays as it is."""
         folded = trained.ratio.fold()
@@ -146,6 +148,7 @@ class Scorer:
             )
 
 
+@own_surroundings()
 def read_model(
     folder: Path, device: torch.device | str = "cpu", backbone: nn.Module | None = None
 ) -> TrainedModel:
@@ -164,8 +167,8 @@ def read_model(
     source = checkpoint_path(folder, MODEL)
     own = metadata.get("backbone")
     if (own is None) != (backbone is None):
-        expected = "none" if own is None else f"the {own} it was trained with"
-        raise UserError(f"{source}: pass as backbone {expected}.")
+        expected = f"the {own} it was trained with, in Python: load_scorer(folder, backbone=...)"
+        raise UserError(f"{source}: pass as backbone {'none' if own is None else expected}.")
     try:
         ratio: RatioModel
         if (total := metadata.get("sum")) is None:
@@ -197,17 +200,20 @@ def _build(
     return RepresentationRatio(classifier, inner, config.head.layers)
 
 
-def load_scorer(folder: str | Path, device: torch.device | str = "cpu") -> Scorer:
-    r"""Loads the selected model of a run folder, folded.
+def load_scorer(
+    folder: str | Path, device: torch.device | str = "cpu", backbone: nn.Module | None = None
+) -> Scorer:
+    r"""Loads the selected model of a run folder or of a detector, folded.
 
     Arguments:
-        folder: The run folder.
+        folder: The folder.
         device: Where to score.
+        backbone: A module of the architecture that was given to a detector's fit, if one was.
 
     Raises:
         UserError: If the folder holds no model, it is damaged, or there is no such device.
     """
-    return Scorer.of(read_model(local(folder), find_device(device)))
+    return Scorer.of(read_model(local(folder), find_device(device), backbone))
 
 
 class GivenClassifier(NamedTuple):
@@ -309,15 +315,14 @@ def _from_timm(source: str, classes: int) -> GivenClassifier:
     return GivenClassifier(Classifier.of_timm(net), {"timm": name})
 
 
+@own_surroundings()
 def _build_classifier(network: Mapping[str, Any], classes: int) -> Classifier:
     r"""Builds an untrained classifier of the network that :class:`GivenClassifier` describes."""
-    # Its weights are replaced: the caller's generator stays as it is.
-    with torch.random.fork_rng(devices=[]):
-        if "timm" in network:
-            return Classifier.of_timm(timm_network(network["timm"], classes))
-        objective = {"endpoint": 0.0, "class_weight": 1.0}
-        config = {"estimator": "classifier", "network": network, "objective": objective}
-        model = build_ratio(Config.from_mapping(config), classes)
+    if "timm" in network:
+        return Classifier.of_timm(timm_network(network["timm"], classes))
+    objective = {"endpoint": 0.0, "class_weight": 1.0}
+    config = {"estimator": "classifier", "network": network, "objective": objective}
+    model = build_ratio(Config.from_mapping(config), classes)
     assert isinstance(model, Classifier)
     return model
 

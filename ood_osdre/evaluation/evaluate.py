@@ -2,10 +2,9 @@ r"""Scoring image sets, validation without test data, and the evaluation of a be
 
 **Selection never sees test OOD.** The last step's weights are kept, or, where `evaluation.select`
 asks for it, those of the best step by ID validation images against two kinds of images that no
-table of the run reports. *Near* are classes of the reference that are held out of
-training. *Far* is synthetic validation OOD, which :mod:`ood_osdre.data.builtin` makes. The mean
-of the two AUROCs is `val_auroc`. OOD validation lists join only on request, and then the run
-record says so.
+table of the run reports. *Near* are classes of the reference that are held out of training. *Far*
+is synthetic validation OOD, which :mod:`ood_osdre.data.builtin` makes. The mean of the two AUROCs is
+`val_auroc`. OOD validation lists join only on request, and then the run record says so.
 """
 
 __all__ = [
@@ -19,8 +18,10 @@ __all__ = [
     "set_solver",
 ]
 
+import copy
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -31,7 +32,7 @@ from tqdm import tqdm
 from ..config import Config
 from ..data import BenchmarkData, ImageSet
 from ..data.builtin import synthetic_ood
-from ..data.sets import hold_out_id
+from ..data.sets import hold_out_id, thinned
 from ..data.transforms import Standardiser
 from ..errors import UserError
 from ..models import (
@@ -48,6 +49,7 @@ from .metrics import ood_metrics
 from .scores import Scores
 
 Images = NDArray[np.uint8]
+FEW = 16  # of each set, in a rehearsal
 
 
 class Scored(NamedTuple):
@@ -151,13 +153,13 @@ class Validation:
         id_held: ImageSet | None = None,
     ) -> None:
         self.preprocess, self.batch_size, self.id_train = preprocess, batch_size, id_train
-        self.id_val = _thinned(id_val, limit)
+        self.id_val = thinned(id_val, limit)
         self.id_held = id_held
         size = len(self.id_val)
         # Not more images than a validation every few hundred steps can afford.
-        self.near = {"near": _thinned(near, limit or 2 * size).images}
+        self.near = {"near": thinned(near, limit or 2 * size).images}
         if ood_val is not None:
-            self.near["ood_val"] = _thinned(ood_val, limit).images
+            self.near["ood_val"] = thinned(ood_val, limit).images
         self.far = synthetic_ood(self.id_val.images, size)
 
     @classmethod
@@ -185,11 +187,11 @@ class Validation:
 
     def __call__(self, model: RatioModel) -> dict[str, float]:
         r"""Returns the validation numbers of a model."""
-        if self.id_train is not None:
-            # Anew each time, as the features are those of the weights.
+        if self.id_train is not None:  # anew each time, as the features are those of the weights
             _fit_score(model, self.id_train, self.preprocess, self.batch_size)
-        id_scores, predicted = self._score(model, self.id_val.images)
-        scores = {name: self._score(model, x)[0] for name, x in (self.near | self.far).items()}
+        score = partial(score_images, preprocess=self.preprocess, batch_size=self.batch_size)
+        id_scores, predicted = score(model, self.id_val.images)
+        scores = {name: score(model, x)[0] for name, x in (self.near | self.far).items()}
         auroc = {name: ood_metrics(id_scores, s).auroc for name, s in scores.items()}
         numbers = {f"val_far_{name}": auroc[name] for name in self.far}
         numbers["val_near"] = float(np.mean([auroc[name] for name in self.near]))
@@ -202,9 +204,19 @@ class Validation:
             labelled = self.id_val
             if self.id_held is not None:
                 labelled = self.id_held
-                _, predicted = self._score(model, labelled.images)
+                _, predicted = score(model, labelled.images)
             numbers["val_accuracy"] = float(np.mean(predicted == labelled.labels))
         return numbers
+
+    def brief(self, model: RatioModel) -> "Validation":
+        r"""Returns the same on a few images of each set, for the rehearsal of a training."""
+        twin, train, held = copy.copy(self), self.id_train, self.id_held
+        twin.id_val, twin.id_held = thinned(self.id_val, FEW), held and thinned(held, FEW)
+        if train is not None:  # a score may be fitted to the images of each class
+            least = FEW * (1 + int(train.labels.max()))
+            twin.id_train = thinned(train, max(least, getattr(model, "neighbours", 0)))
+        twin.near, twin.far = ({k: x[:FEW] for k, x in s.items()} for s in (self.near, self.far))
+        return twin
 
     def describe(self, select: str) -> str:
         r"""Returns the selection rule, for the run record.
@@ -225,11 +237,6 @@ class Validation:
             "val_far": f"mean of ID validation against {far}",
         }[select]
         return f"largest validation AUROC {select}: {rule}; {end}"
-
-    def _score(
-        self, model: RatioModel, images: Images
-    ) -> tuple[NDArray[np.float32], NDArray[np.int64] | None]:
-        return score_images(model, images, self.preprocess, self.batch_size)
 
 
 @dataclass(frozen=True)
@@ -341,10 +348,3 @@ def _fit_score(
         batches = (np.ascontiguousarray(id_train.images[i : i + batch_size]) for i in starts)
         inputs = (preprocess(torch.as_tensor(batch)) for batch in batches)
         model.fit(inputs, torch.as_tensor(id_train.labels))
-
-
-def _thinned(images: ImageSet, limit: int | None) -> ImageSet:
-    r"""Takes evenly spaced images, so that every class stays represented."""
-    if limit is None or limit >= len(images):
-        return images
-    return images.subset(np.linspace(0, len(images) - 1, limit).round().astype(np.int64))

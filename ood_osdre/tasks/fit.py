@@ -183,6 +183,7 @@ def fit_ratio(
         measure,
         select=None if validation is None else "held_out",
         progress=progress,
+        rehearsed=False,
     )
     outcome = fitted.outcome
     if not outcome.finished:

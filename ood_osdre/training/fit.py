@@ -5,23 +5,33 @@ the tasks and OpenOOD's trainer all call :func:`fit`, or :func:`assemble` to tak
 themselves.
 """
 
-__all__ = ["Fit", "Recipe", "assemble", "fit"]
+__all__ = ["Fit", "Recipe", "assemble", "fit", "rehearse"]
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from ..models import RatioModel, SpeedBackbone
+import torch
+
+from ..errors import UserError, one_line
+from ..models import RatioModel, SpeedBackbone, copied
 from ..objectives import Objective
 from ..paths import Moments, Times
 from ..sections import TrainingConfig
 from .batches import Batches
+from .checkpoint import STATE, checkpoint_path, restore, through_bytes, unpack_state
+from .optimisation import Losses
 from .run import Outcome
+from .surroundings import same_random_numbers
 from .trainer import Trainer, Validate
 
 #: Builds the distribution of training times and the objective of a model, given the second moments
 #: of both ends.
 Recipe: TypeAlias = Callable[[Moments, RatioModel], tuple[Times, Objective]]
+
+# The steps of a rehearsal, and by how much a model may score otherwise once it is read, as a share of
+# the largest score: sums on a GPU come in any order.
+REHEARSED, TOLERANCE = 2, 0.01
 
 
 class Fit(NamedTuple):
@@ -66,6 +76,78 @@ def assemble(
     return Trainer(model, loss, batches, options, validate, select, folder, metadata)
 
 
+def rehearse(trainer: Trainer) -> None:
+    r"""Takes two steps, a validation, a save and a load on copies of a trainer's parts.
+
+    A backbone may be anything, and steps are not all that it goes through: its average is validated,
+    written, and read again. What of this fails then fails at once, not after hours. Model, optimiser,
+    statistics and random numbers are left as if it had not been.
+
+    Arguments:
+        trainer: The trainer. A precision that is still to be timed is taken for single.
+
+    Raises:
+        UserError: If one of them fails, or the model that was read scores otherwise.
+    """
+    options = trainer.options.replace(compile=False, amp=trainer.outcome.amp or "none")
+    doing = "copying the model"
+    try:
+        with same_random_numbers():
+            losses = copied(Losses(trainer.ratio, trainer.objective))
+            twin = Trainer(
+                losses.ratio,
+                losses.objective,
+                trainer.batches,
+                options,
+                trainer.validate,
+                trainer.select,
+                metadata=trainer.metadata,
+            )
+            for step in range(REHEARSED):
+                doing = f"step {step + 1}"
+                batch = twin.batches(step)
+                twin.step(batch)
+            doing = "the validation"
+            if (validate := twin.validate) is not None:
+                brief = getattr(validate, "brief", None)
+                numbers = (validate if brief is None else brief(twin.averaged))(
+                    twin.averaged.eval()
+                )
+                twin.keep({name: float(value) for name, value in numbers.items()})
+            doing = "saving and loading"
+            source = checkpoint_path(trainer.folder, STATE) if trainer.folder else "the rehearsal"
+            unpack_state(through_bytes(*twin.state()), twin.modules(), twin.optimizer, source)
+            restore(
+                copied(trainer.averaged),
+                through_bytes(twin.kept.state_dict(), twin.metadata),
+                source,
+            )
+            # Of the model that took the steps: its average knows of them by its state alone.
+            read = copied(trainer.ratio)
+            restore(read, through_bytes(twin.ratio.state_dict(), {}), source)
+            scores = []
+            for model in (twin.ratio, read):
+                torch.manual_seed(0)
+                with torch.no_grad():
+                    scores.append(model.eval().log_ratio(batch.x_1[:REHEARSED]))
+    except UserError:
+        raise
+    # Whatever a module of the user's raises.
+    except Exception as error:
+        raise UserError(
+            f"training: {doing} fails, in a rehearsal before the first step "
+            f"({type(error).__name__}: {one_line(error, 200)})."
+        ) from error
+    trained, loaded = scores
+    if not torch.allclose(trained, loaded, rtol=0, atol=TOLERANCE * float(trained.abs().max())):
+        raise UserError(
+            "training: the model scores otherwise once it is saved and loaded, in a rehearsal "
+            "before the first step; what its output depends on is to be a parameter or a buffer."
+        )
+
+
+@torch.inference_mode(False)
+@torch.enable_grad()
 def fit(
     model: RatioModel,
     objective: Recipe,
@@ -79,8 +161,11 @@ def fit(
     time_budget: float | None = None,
     resume: bool = False,
     progress: bool = True,
+    rehearsed: bool = True,
 ) -> Fit:
     r"""Trains a model to the last step, or until the time budget or a signal stops it.
+
+    There are gradients whatever the caller's mode.
 
     Takes the arguments of :func:`assemble`, and:
 
@@ -88,9 +173,11 @@ def fit(
         time_budget: The number of seconds after which to save and stop.
         resume: Whether to go on from the folder's checkpoint, if there is one.
         progress: Whether to show a progress bar.
+        rehearsed: Whether to go through everything once before (:func:`rehearse`); the tasks, whose
+            networks are ours and whose samplers may be anybody's, do not.
 
     Raises:
-        UserError: If the loss is not finite.
+        UserError: If the loss is not finite, or the rehearsal fails.
     """
     trainer = assemble(
         model,
@@ -102,5 +189,7 @@ def fit(
         folder=folder,
         metadata=metadata,
     )
+    if rehearsed:
+        rehearse(trainer)
     outcome = trainer.run(time_budget, progress, resume)
     return Fit(trainer.kept, outcome)

@@ -16,6 +16,8 @@ __all__ = [
     "Outcome",
     "RunLog",
     "caught_signals",
+    "check_finished",
+    "held_folder",
     "holds",
     "locked",
     "refuse_existing",
@@ -37,7 +39,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from ..errors import UserError
-from ..files import write_text_atomic
+from ..files import sweep, write_text_atomic
 
 LOCK, LOG = ".lock", "log.jsonl"
 # The names of the two checkpoints of a run.
@@ -109,6 +111,21 @@ def locked(folder: Path, option: str = "") -> Iterator[None]:
         lock.release()
 
 
+@contextmanager
+def held_folder(folder: Path | None, resume: bool) -> Iterator[None]:
+    r"""Holds a folder, if there is one, against other runs; only `resume` goes on with a run."""
+    if folder is None:
+        yield
+        return
+    with locked(folder):
+        if not resume and holds(folder, STATE_FILE, MODEL_FILE):
+            raise UserError(
+                f"{folder}: holds a run already; go on with resume=True or choose another folder."
+            )
+        sweep(folder, age=0)
+        yield
+
+
 def holds(folder: Path, *names: str) -> bool:
     r"""Returns whether a folder has one of some files; false for names no file can have."""
     return any(os.path.exists(folder / name) for name in names)
@@ -145,6 +162,15 @@ def refuse_other_level(folder: Path, head: bool) -> None:
     if holds(folder, *((STATE_FILE,) if head else STAGES)):
         kind = "without" if head else "with"
         raise UserError(f"{folder}: holds a run {kind} a head; choose another --out.")
+
+
+def check_finished(outcome: Outcome, steps: int, folder: Path | None = None) -> None:
+    r"""Raises a :class:`UserError` if something stopped a training, saved in a folder or not."""
+    if not outcome.finished:
+        where = "" if folder is None else f"; saved in {folder}, go on with resume=True"
+        raise UserError(
+            f"fit: stopped ({outcome.reason}) at step {outcome.step} of {steps}{where}."
+        )
 
 
 class RunLog:
