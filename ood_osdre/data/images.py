@@ -221,8 +221,10 @@ def cached_array(
         digest.update(b"%d:" % len(part) + part)
     # A long name is a valid one, but not with the key at its end.
     name = f"{stem[:40]}-{digest.hexdigest()[:20]}.npy"
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ood_osdre"
-    paths = cache_dir / name, home / name
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    # In a container the user may have no home: then `~` stays what it is.
+    others = [] if home.startswith("~") else [Path(home, "ood_osdre", name)]
+    paths = [cache_dir / name, *others]
     for path in paths:
         if (found := load(path, shape)) is not None:
             return found

@@ -35,6 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
+from torch.utils.data import IterableDataset
 
 from ..errors import UserError, one_line
 from ..files import is_folder, is_regular, local, map_array
@@ -173,7 +174,7 @@ def _pieces(data: object, size: int, what: str) -> Iterator[_Piece]:
             f"{what}: got {type(data).__name__}, expected an array, such as a table's to_numpy(), "
             "a tensor, a data loader, a data set or a path."
         )
-    elif isinstance(data, _Items):
+    elif isinstance(data, _Items) and not isinstance(data, IterableDataset):
         yield from _items(data, size, what)
     else:
         for batch in data:
@@ -182,7 +183,7 @@ def _pieces(data: object, size: int, what: str) -> Iterator[_Piece]:
 
 
 def _items(data: _Items, size: int, what: str) -> Iterator[_Piece]:
-    r"""Reads the items of a data set one by one."""
+    r"""Reads the items of a data set one by one. A stream has none, though it may know its length."""
     total = len(data)
     for start in range(0, total, PIECE):
         values, labels = [], []

@@ -12,19 +12,32 @@ in the legend. Nothing is renormalised: a curve's area is the fraction of its se
 Of a set of more than 10 000 images the curve shows 10 000 evenly spaced order statistics, which are
 deterministic and closer to the whole than a random subset. The AUROC in the legend is that of all
 images.
+
+Matplotlib is imported here alone, whatever backend the environment names.
 """
 
-__all__ = ["STROKES", "STYLE", "draw_scores"]
+__all__ = ["STROKES", "STYLE", "Figure", "MaxNLocator", "draw_scores"]
 
 import os
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import matplotlib
+try:
+    import matplotlib
+except ValueError:
+    # A notebook's MPLBACKEND may name a backend that is not installed here. Files need none.
+    backend = os.environ.pop("MPLBACKEND")
+    for half_imported in [name for name in sys.modules if name.startswith("matplotlib.")]:
+        del sys.modules[half_imported]
+    import matplotlib
+
+    os.environ["MPLBACKEND"] = backend
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 from scipy.stats import gaussian_kde
 

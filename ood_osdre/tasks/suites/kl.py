@@ -23,10 +23,9 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from ...errors import count
+from ...evaluation.plots import Figure, MaxNLocator
 from ...files import atomic_path
 from ...training.batches import Stream, step_generator
 from ..fit import FitOptions, fit_ratio

@@ -34,8 +34,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from matplotlib.figure import Figure
 
+from ...evaluation.plots import Figure
 from ...files import atomic_path
 from ...models import KERNELS
 from ...training.batches import Stream, step_generator

@@ -247,8 +247,9 @@ def plot_planar(path: Path, rows: Sequence[Row], table: Sequence[Row] = ()) -> N
         rows: Rows with their images; of several seeds the first is shown.
         table: Not drawn.
     """
-    from matplotlib.figure import Figure
     from PIL import Image
+
+    from ...evaluation.plots import Figure
 
     names = list(dict.fromkeys(row["set"] for row in rows))
     titles = list(dict.fromkeys(_title(row) for row in rows))
