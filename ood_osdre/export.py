@@ -1,20 +1,24 @@
 r"""Exports the folded scorer, preprocessing inside, to a file that needs none of this package.
 
     python -m ood_osdre.export CHECKPOINT FILE.onnx
-    python -m ood_osdre.export CHECKPOINT FILE.pt2
+    python -m ood_osdre.export CHECKPOINT FILE.pt2 --inputs FOLDER --tolerance 1e-3
 
 The file maps uint8 images `images`, with shape (B, H, W, 3) and any B, to `log_ratio`, with shape
-(B), in nats (larger = more ID), and, if the network has a class head, to `logits`. Of a run that
-sums parts it is `score`, without a unit. Before the file is written, each of them is compared with
-the original on random images: the largest difference may be 1e-4 of its spread. A `.pt2` file is a
-program for :func:`torch.export.load`; an `.onnx` file runs wherever ONNX does, and making one needs
-the packages of the extra `export`.
+(B), in nats (larger = more ID), and, if the network has a class head, to `logits`. Of a detector of
+vectors the inputs are `vectors`, float64 with shape (B, d), so that coordinates such as times keep
+their digits. Of a run that sums parts the output is `score`, without a unit.
+
+Before the file is written, each output is compared with the original, on inputs of yours (a folder
+of images, a list file or a .npy array) or on synthetic ones with the means and deviations of the ID
+data: the largest difference may be 1e-4 of the output's spread over them. A `.pt2` file is a program
+for :func:`torch.export.load`; an `.onnx` file runs wherever ONNX does, and making one needs the
+packages of the extra `export`. A detector with a backbone of your own is exported in Python:
+`export_scorer(load_scorer(folder, backbone=...), path)`.
 """
 
 __all__ = ["DeployedScorer", "export_scorer"]
 
 import argparse
-import copy
 import io
 import sys
 import warnings
@@ -22,23 +26,30 @@ from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from .data.inputs import read
+from .data.transforms import Preprocess
 from .detectors import Scorer, load_scorer
-from .errors import UserError, exit_status
+from .errors import UserError, exit_status, number, one_line
 from .files import atomic_path, local
-from .models import FoldedRatio, Prediction, RatioModel, RepresentationRatio, SummedScore
+from .models import FoldedRatio, Prediction, RatioModel, RepresentationRatio, SummedScore, copied
+from .training.surroundings import own_surroundings
 
 # The largest difference from the original, as a share of an output's standard deviation.
 TOLERANCE = 1e-4
 SAMPLES = 64
+# The least spread, as a share of the largest output; and the scales of synthetic images, by halves.
+FLAT, SCALES = 0.01, 6
 # What writes an ONNX file and runs it.
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
 
 class DeployedScorer(nn.Module):
-    r"""A scorer as one module, from stored images to log-ratios.
+    r"""A scorer as one module, from stored images or vectors to log-ratios.
 
     Arguments:
         scorer: The trained scorer.
@@ -46,36 +57,48 @@ class DeployedScorer(nn.Module):
 
     def __init__(self, scorer: Scorer) -> None:
         super().__init__()
-        self.model = copy.deepcopy(scorer.ratio).cpu().eval()
+        self.model = copied(scorer.ratio).cpu().eval()
         self.mean: Tensor
         self.std: Tensor
-        self.register_buffer("mean", scorer.preprocess.mean.cpu()[:, None, None])
-        self.register_buffer("std", scorer.preprocess.std.cpu()[:, None, None])
+        self.takes_images = isinstance(scorer.preprocess, Preprocess)
+        for name, value in zip(("mean", "std"), scorer.preprocess.statistics, strict=True):
+            own = value.float()[:, None, None] if self.takes_images else value
+            self.register_buffer(name, own)
 
-    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, inputs: Tensor) -> tuple[Tensor, ...]:
         r"""Returns the log-ratios, with shape :math:`(B)`, and the class logits if there are any.
 
         Arguments:
-            images: The uint8 images, with shape :math:`(B, H, W, 3)`.
+            inputs: The uint8 images, with shape :math:`(B, H, W, 3)`, or vectors in double
+                precision, with shape :math:`(B, d)`.
         """
-        pixels = images.permute(0, 3, 1, 2).to(self.mean.dtype) / 255
-        return _as_tuple(self.model.predict((pixels - self.mean) / self.std))
+        if self.takes_images:
+            inputs = inputs.permute(0, 3, 1, 2).to(self.mean.dtype) / 255
+        return _as_tuple(self.model.predict(((inputs - self.mean) / self.std).float()))
 
 
-def export_scorer(scorer: Scorer, path: Path) -> float:
+@own_surroundings()
+def export_scorer(
+    scorer: Scorer, path: Path, inputs: object = None, tolerance: float = TOLERANCE
+) -> float:
     r"""Writes a scorer as a `.pt2` or an `.onnx` file.
 
     Arguments:
         scorer: The trained scorer.
         path: The file to write.
+        inputs: Images or vectors to compare both on, at least two, in any of the forms of
+            :mod:`ood_osdre.data.inputs`; None for synthetic ones.
+        tolerance: The largest difference, as a share of an output's spread.
 
     Returns:
-        The largest difference of a log-ratio or logit from the original's on random images, as a
-        share of their standard deviation.
+        The largest difference of a log-ratio or logit from the original's, as a share of their
+        spread over the inputs: their standard deviation, or a hundredth of the largest of them where
+        they hardly vary.
 
     Raises:
         UserError: If the suffix is another one, a package is missing, the scorer is no ratio or
-            integrates over time, or the file disagrees with the original.
+            integrates over time, the network cannot be exported, the inputs are not like those of
+            training, or the file disagrees with the original.
     """
     writers = {".pt2": _write_program, ".onnx": _write_onnx}
     missing = [p for p in PACKAGES if path.suffix == ".onnx" and find_spec(p) is None]
@@ -91,26 +114,67 @@ def export_scorer(scorer: Scorer, path: Path) -> float:
                 f"{path}: got a {type(inner).__name__}, only one-step and direct ratios can be "
                 "exported."
             )
-    size = scorer.metadata["size"]
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randint(256, (SAMPLES, size, size, 3), generator=generator, dtype=torch.uint8)
+    x = _synthetic(scorer) if inputs is None else _given(scorer, inputs)
     # Of the scorer, not of the module: its preprocessing is to be right, too.
-    expected = _outputs(scorer, images)
+    expected = _outputs(scorer, x)
     module = DeployedScorer(scorer).eval()
     with atomic_path(path) as temporary:
-        run = writers[path.suffix](module, images, temporary)
+        try:
+            run = writers[path.suffix](module, x, temporary)
+        except OSError:
+            raise
+        except Exception as error:  # of the exporter's many
+            raise UserError(
+                f"{path}: PyTorch cannot export the network ({one_line(error, 120)}); of a "
+                "TorchScript backbone, pass the module that it was made of to load_scorer."
+            ) from error
         # One at a time as well as together: the batch is free.
-        found = [torch.cat(parts) for parts in zip(run(images[:1]), run(images[1:]), strict=True)]
-        differences = [
-            float((a - b).abs().max() / b.std()) for a, b in zip(found, expected, strict=True)
-        ]
+        found = [torch.cat(parts) for parts in zip(run(x[:1]), run(x[1:]), strict=True)]
+        differences = [_difference(a, b) for a, b in zip(found, expected, strict=True)]
         for name, difference in zip(_names(scorer.ratio), differences, strict=False):
-            if not difference <= TOLERANCE:
+            if not difference <= tolerance:
                 raise UserError(
                     f"{path}: exported and original {name} differ by {difference:.1e} of their "
-                    f"spread, expected at most {TOLERANCE:g}; nothing was written."
+                    f"spread over {len(x)} {'synthetic' if inputs is None else 'given'} inputs, "
+                    f"expected at most {tolerance:g}; nothing was written."
                 )
     return max(differences)
+
+
+def _difference(found: Tensor, expected: Tensor) -> float:
+    # Single precision resolves 1e-7 of a number, whatever the spread of several.
+    spread = max(float(expected.std()), FLAT * float(expected.abs().max()))
+    gap = float((found - expected).abs().max())
+    return gap / spread if gap else 0.0
+
+
+def _given(scorer: Scorer, inputs: object) -> Tensor:
+    r"""Returns inputs of the user's as the scorer stores them."""
+    values = read(inputs, scorer.metadata["size"], "inputs").values
+    if values.shape[1:] != scorer.shape or len(values) < 2:
+        raise UserError(
+            f"inputs: got shape {values.shape}, expected two or more of shape {scorer.shape}."
+        )
+    x = torch.as_tensor(np.ascontiguousarray(values))
+    return x.double() if x.is_floating_point() else x
+
+
+def _synthetic(scorer: Scorer) -> Tensor:
+    r"""Returns inputs with the means and deviations of the ID data, images smooth and less smooth.
+
+    Noise in all pixels would not do: to a network it is always the same picture, whose scores vary
+    by rounding.
+    """
+    generator = torch.Generator().manual_seed(0)
+    mean, std = scorer.preprocess.statistics
+    if not isinstance(scorer.preprocess, Preprocess):
+        return mean + std * torch.randn(SAMPLES, len(mean), generator=generator, dtype=mean.dtype)
+    size = scorer.metadata["size"]
+    cells = [max(1, size >> i % SCALES) for i in range(SAMPLES)]
+    draws = (torch.randn(1, len(mean), side, side, generator=generator) for side in cells)
+    fields = torch.cat([F.interpolate(x, (size, size), mode="bilinear") for x in draws])
+    pixels = 255 * (mean + std * fields.permute(0, 2, 3, 1))
+    return pixels.clamp(0, 255).round().to(torch.uint8)
 
 
 def _networks(model: nn.Module) -> list[nn.Module]:
@@ -161,7 +225,7 @@ def _write_onnx(module: DeployedScorer, images: Tensor, path: Path) -> Run:
     program = torch.onnx.export(
         module,
         (images,),
-        input_names=["images"],
+        input_names=[given := "images" if module.takes_images else "vectors"],
         output_names=list(outputs),
         dynamic_shapes=({0: _batch()},),
         dynamo=True,
@@ -173,7 +237,7 @@ def _write_onnx(module: DeployedScorer, images: Tensor, path: Path) -> Run:
     session = onnxruntime.InferenceSession(path.read_bytes())
 
     def run(images: Tensor) -> Sequence[Tensor]:
-        found = session.run(list(outputs), {"images": images.numpy()})
+        found = session.run(list(outputs), {given: images.numpy()})
         return [torch.as_tensor(output) for output in found]
 
     return run
@@ -192,13 +256,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("checkpoint", type=local, metavar="CHECKPOINT", help="a run folder")
     parser.add_argument("file", type=local, metavar="FILE", help="ends in .onnx or .pt2")
+    parser.add_argument("--inputs", metavar="PATH", help="what to compare on: images or vectors")
+    parser.add_argument(
+        "--tolerance",
+        type=number(positive=True),
+        default=TOLERANCE,
+        help="the largest difference, as a share of the spread (default: %(default)s)",
+    )
     args = parser.parse_args(argv)
     return exit_status(lambda: run(args))
 
 
 def run(args: argparse.Namespace) -> int:
     r"""Exports the scorer of a run folder."""
-    difference = export_scorer(load_scorer(args.checkpoint), args.file)
+    scorer = load_scorer(args.checkpoint)
+    difference = export_scorer(scorer, args.file, args.inputs, args.tolerance)
     print(f"{args.file}: agrees with {args.checkpoint} to {difference:.1e} of the outputs' spread")
     return 0
 

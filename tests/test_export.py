@@ -10,9 +10,10 @@ from torch import nn
 
 from ood_osdre import export
 from ood_osdre.config import Config
-from ood_osdre.data.transforms import Preprocess
+from ood_osdre.data.transforms import Preprocess, Standardise
 from ood_osdre.detectors.scorer import Scorer, TrainedModel
 from ood_osdre.errors import UserError
+from ood_osdre.evaluation.evaluate import score_images
 from ood_osdre.export import export_scorer, main
 from ood_osdre.training.build import build_ratio
 
@@ -117,3 +118,54 @@ def test_refusals_are_one_line(
         export_scorer(classifier, tmp_path / "scorer.pt2")
     assert main([str(tmp_path / "nowhere"), str(tmp_path / "scorer.pt2")]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def make_vectors() -> Scorer:
+    config = Config.from_mapping({"network": {"kind": "mlp", "width": 0.125, "depths": [1]}})
+    ratio = build_ratio(config, 0, dim=3).eval()
+    for p in ratio.parameters():
+        nn.init.normal_(p, std=0.3)
+    # The first coordinate is a time in seconds, of which single precision keeps no second.
+    standardise = Standardise((1.7e9, 0.0, 1.0), (10.0, 1.0, 2.0))
+    return Scorer.of(
+        TrainedModel(ratio, standardise, {"config": config.to_dict(), "dim": 3, "size": 32})
+    )
+
+
+def test_vectors_are_exported_with_their_digits(tmp_path: Path) -> None:
+    scorer = make_vectors()
+    x = np.random.default_rng(0).normal(size=(6, 3)) * (10, 1, 2) + (1.7e9, 0, 1)
+    assert export_scorer(scorer, tmp_path / "s.pt2", x) <= export.TOLERANCE
+    (found,) = torch.export.load(tmp_path / "s.pt2").module()(torch.as_tensor(x))
+    expected, _ = score_images(scorer.ratio, x, scorer.preprocess)
+    np.testing.assert_allclose(found.detach().numpy(), expected, rtol=1e-5, atol=1e-6)
+    assert expected.std() > 0.1
+    with pytest.raises(
+        UserError, match=r"inputs: got shape \(6, 2\), expected two or more of shape"
+    ):
+        export_scorer(scorer, tmp_path / "t.pt2", x[:, :2])
+
+
+def test_the_difference_is_a_share_of_the_spread_that_may_be_none() -> None:
+    one = torch.ones(4)
+    assert export._difference(one, one) == 0
+    # Rounding of scores that are all alike is no disagreement, other scores are.
+    assert (
+        export._difference(one + 1e-7, one) < export.TOLERANCE < export._difference(1.1 * one, one)
+    )
+    spread = torch.arange(4.0)
+    assert export._difference(spread + 0.5, spread) == pytest.approx(0.5 / float(spread.std()))
+
+
+def test_synthetic_images_have_the_statistics_and_several_scales() -> None:
+    images = export._synthetic(make()).double() / 255
+    assert images.shape == (export.SAMPLES, SIZE, SIZE, 3)
+    np.testing.assert_allclose(images.mean((0, 1, 2)), (0.4, 0.5, 0.6), atol=0.1)
+    flat = images.std((1, 2)).amax(1)
+    assert flat.min() == 0
+    assert flat.max() > 0.15
+
+
+def test_a_tolerance_is_an_option(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="spread over 5 given inputs, expected at most 1e-30"):
+        export_scorer(make(), tmp_path / "s.pt2", IMAGES, tolerance=1e-30)
