@@ -129,8 +129,7 @@ class CoefficientNetwork(nn.Module):
         return self._heads(maps.mean(dim=1), cells)
 
     def _heads(self, features: Tensor, cells: Tensor | None) -> Coefficients:
-        # A backbone may have its own autocast.
-        features = features.to(torch.promote_types(features.dtype, torch.float32))
+        features = features.to(torch.promote_types(features.dtype, torch.float32))  # if in half
         return Coefficients(self.head(features), cells, logits_of(self.class_head, features))
 
 
@@ -176,8 +175,7 @@ class ResNetBackbone(nn.Module):
         stem = channels[0]
         net.conv1 = nn.Conv2d(3, stem, 3, stride=stem_stride, padding=1, bias=False)
         nn.init.kaiming_normal_(net.conv1.weight, mode="fan_out", nonlinearity="relu")
-        net.bn1 = norm_layer(stem)
-        net.maxpool = nn.Identity()
+        net.bn1, net.maxpool = norm_layer(stem), nn.Identity()
         # timm wires the first block for a 64-channel stem, whatever the stages' widths.
         net.layer1[0] = BasicBlock(stem, stem, norm_layer=norm_layer)
         self.net = net
