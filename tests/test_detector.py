@@ -443,7 +443,7 @@ def test_a_detector_says_which_timm_model_to_build(
     images = pictures(9, 0), pictures(9, 1)
     options = {**SMALL, "training__steps": 1, "training__warmup": 0}
     detector = OneStepDetector("digits", backbone=build(), **options).fit(*images)
-    assert "class head" not in caplog.text
+    assert "its class head" not in caplog.text
     detector.save(tmp_path)
     built = r"ResNet \(timm\.create_model\('test_resnet', num_classes=0\)\) it was trained with"
     with pytest.raises(UserError, match=built):

@@ -109,6 +109,7 @@ class KLTracker:
         UserError: If the method, an option or the reference is not as described.
 
     Example:
+        >>> import torch
         >>> tracker = KLTracker(2, options={"steps": 20, "backbone": "quadratic"})
         >>> def draw_pairs(n, generator):
         ...     x_0, x_1 = torch.randn(2, n, 2, generator=generator)
