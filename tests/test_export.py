@@ -169,3 +169,22 @@ def test_synthetic_images_have_the_statistics_and_several_scales() -> None:
 def test_a_tolerance_is_an_option(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="spread over 5 given inputs, expected at most 1e-30"):
         export_scorer(make(), tmp_path / "s.pt2", IMAGES, tolerance=1e-30)
+
+
+def test_a_network_that_rounds_itself_is_told_from_a_wrong_file(tmp_path: Path) -> None:
+    class Rounding(nn.Module):
+        r"""Loses digits, as differences of large numbers do: the order of a sum decides."""
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            many = x.flatten(1) + 1e5
+            return many.sum(1, keepdim=True) - 1e5 * many.shape[1]
+
+    scorer = make()
+    scorer.ratio.backbone, scorer.ratio.class_head = Rounding(), None
+    scorer.ratio.head = nn.Linear(1, 1)
+    x = torch.as_tensor(IMAGES)
+    (rounding,) = export._rounding(scorer, x, export._outputs(scorer, x))
+    assert rounding > 1e-3
+    scorer = make(0.0)
+    (rounding,) = export._rounding(scorer, x, export._outputs(scorer, x))
+    assert rounding < export.TOLERANCE / export.ROUNDINGS
