@@ -202,8 +202,8 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
         part.run(progress=False)
     resumed = make(tmp_path / "part")
     resumed.run(progress=False, resume=True)
-    for name, module in whole._modules().items():
-        other = resumed._modules()[name].state_dict()
+    for name, module in whole.modules().items():
+        other = resumed.modules()[name].state_dict()
         assert all(torch.equal(x, other[key]) for key, x in module.state_dict().items())
 
 

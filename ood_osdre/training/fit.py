@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
+from torch import Tensor
 
 from ..errors import UserError, one_line
-from ..models import RatioModel, SpeedBackbone, copied
+from ..models import Classifier, RatioModel, SpeedBackbone, copied
 from ..objectives import Objective
 from ..paths import Moments, Times
 from ..sections import TrainingConfig
@@ -129,7 +130,7 @@ def rehearse(trainer: Trainer) -> None:
             for model in (twin.ratio, read):
                 torch.manual_seed(0)
                 with torch.no_grad():
-                    scores.append(model.eval().log_ratio(batch.x_1[:REHEARSED]))
+                    scores.append(_answers(model.eval(), batch.x_1[:REHEARSED]))
     except UserError:
         raise
     # Whatever a module of the user's raises.
@@ -144,6 +145,14 @@ def rehearse(trainer: Trainer) -> None:
             "training: the model scores otherwise once it is saved and loaded, in a rehearsal "
             "before the first step; what its output depends on is to be a parameter or a buffer."
         )
+
+
+def _answers(model: RatioModel, x: Tensor) -> Tensor:
+    r"""Returns log-ratios or, of a classifier, logits: it may have no neighbours to score by yet."""
+    if isinstance(model, Classifier):
+        logits: Tensor = model.class_head(model.backbone(x))
+        return logits
+    return model.log_ratio(x)
 
 
 @torch.inference_mode(False)
