@@ -13,6 +13,8 @@ import torch
 from image_roots import as_cifar, make_root
 
 from ood_osdre.cli import BENCHMARKS, FAILED, UNFINISHED, default_config, main, parser, read_config
+from ood_osdre.detectors import load_scorer
+from ood_osdre.errors import UserError
 from ood_osdre.evaluation.scores import read_scores
 
 FAST = ["--quiet", "--device", "cpu", "network.width=0.125", "network.depths=[1, 1, 1, 1]"]
@@ -272,6 +274,8 @@ def test_nearest_neighbours_are_validated_as_they_are_scored(
     assert main([*again, "--quiet", "evaluation.score=relative_mahalanobis"]) == 0
     near, other = (read_scores(f / "scores.npz").of("near") for f in (out, tmp_path / "again"))
     assert not any(np.allclose(near[name].score, other[name].score) for name in near)
+    with pytest.raises(UserError, match="score: knn is fitted to ID training images"):
+        load_scorer(out).score(np.zeros((1, 32, 32, 3), np.uint8))
     capsys.readouterr()
 
     # More neighbours than images are refused before training.

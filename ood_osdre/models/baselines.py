@@ -324,13 +324,16 @@ class Classifier(RatioModel):
         return Prediction(score, logits)
 
     def _fitted_score(self, features: Tensor) -> Tensor:
-        if self.score == "knn":
-            assert self.bank is not None, "The score 'knn' needs 'fit' first."
+        if self.score == "knn" and self.bank is not None:
             distances = torch.cdist(_unit(features), self.bank)
             return -distances.kthvalue(self.neighbours, dim=1).values
-        assert self.gaussians is not None, "The score 'relative_mahalanobis' needs 'fit' first."
-        nearest, all_together = (g.distances(features).amin(dim=1) for g in self.gaussians)
-        return ((all_together - nearest) / 2).to(features.dtype)
+        if self.score != "knn" and self.gaussians is not None:
+            nearest, all_together = (g.distances(features).amin(dim=1) for g in self.gaussians)
+            return ((all_together - nearest) / 2).to(features.dtype)
+        raise UserError(
+            f"evaluation.score: {self.score} is fitted to ID training images, which no file of a run "
+            "holds; evaluate the run with --checkpoint."
+        )
 
 
 def _log_odds(logits: Tensor) -> Tensor:
