@@ -63,7 +63,6 @@ def run(args: argparse.Namespace) -> int:
         "accuracy": round(100 * outcome.best["val_accuracy"], 2),
         "seed": config.training.seed,
         "steps": config.training.steps,
-        "train_seconds": round(outcome.seconds, 1),
         "threads": args.threads,
         "amp": outcome.amp,
         "config": config.to_dict(),
@@ -73,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     # Several may run side by side, and a line is one write.
     with (args.records / "held_out_accuracy.jsonl").open("a") as file:
         file.write(json.dumps(as_json(line), ensure_ascii=False, separators=(",", ":")) + "\n")
-    print(f"{args.id}: {line['accuracy']} % in {line['train_seconds']} s; {args.overrides}")
+    print(f"{args.id}: {line['accuracy']} %; {args.overrides}")
     return 0
 
 
