@@ -8,21 +8,19 @@ training images, the same for every seed, are left out of training. Each run add
 """
 
 import argparse
-import json
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from records import RECORDS
+from records import RECORDS, commit_text, line_of
 
 from ood_osdre.cli import default_config
 from ood_osdre.config import load_config
 from ood_osdre.data import choose_benchmark, load_benchmark
 from ood_osdre.errors import UserError, count, exit_status
-from ood_osdre.evaluation.records import RunRecord
-from ood_osdre.files import as_json
+from ood_osdre.evaluation.records import git_commit
 from ood_osdre.stages import train_run
 
 CLASSIFIER = ("estimator=classifier", "objective.endpoint=0", "objective.class_weight=1")
@@ -56,7 +54,6 @@ def run(args: argparse.Namespace) -> int:
         _, outcome, _ = train_run(config, data, Path(folder), torch.device("cpu"), progress=False)
     if not outcome.finished:
         raise UserError(f"stopped: {outcome.reason}; nothing was written.")
-    commit = RunRecord(config={}).commit
     line = {
         "id": args.id,
         "overrides": args.overrides,
@@ -67,11 +64,11 @@ def run(args: argparse.Namespace) -> int:
         "amp": outcome.amp,
         "config": config.to_dict(),
         "checksums": {k: v[:16] for k, v in data.checksums.items() if k.startswith("id_train")},
-        "commit": commit and commit["revision"] + "+" * commit["dirty"],
+        "commit": commit_text(git_commit()),
     }
     # Several may run side by side, and a line is one write.
     with (args.records / "held_out_accuracy.jsonl").open("a") as file:
-        file.write(json.dumps(as_json(line), ensure_ascii=False, separators=(",", ":")) + "\n")
+        file.write(line_of(line))
     print(f"{args.id}: {line['accuracy']} %; {args.overrides}")
     return 0
 

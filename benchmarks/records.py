@@ -150,9 +150,18 @@ def write_runs(path: Path, runs: Sequence[Run]) -> None:
     needed = {name for name, field in Run.model_fields.items() if field.is_required()}
     text = ""
     for run in runs:
-        line = {k: v for k, v in dict(run).items() if v is not None or k in needed}
-        text += json.dumps(as_json(line), ensure_ascii=False, separators=(",", ":")) + "\n"
+        text += line_of({k: v for k, v in dict(run).items() if v is not None or k in needed})
     write_text_atomic(path, text)
+
+
+def line_of(values: Mapping[str, Any]) -> str:
+    r"""Returns values as a line of JSON."""
+    return json.dumps(as_json(values), ensure_ascii=False, separators=(",", ":")) + "\n"
+
+
+def commit_text(commit: Mapping[str, Any] | None) -> str | None:
+    r"""Returns the revision of a commit, with a `+` if code differed from it; null without one."""
+    return None if commit is None else commit["revision"] + "+" * commit["dirty"]
 
 
 def record_of(path: Path) -> dict[str, Any]:
@@ -188,7 +197,7 @@ def finished_run(folder: Path, **given: Any) -> Run:  # noqa: ANN401
         best = record["validation"].get("best") or {}
         values = {
             "reference": data["reference"],
-            "commit": commit and commit["revision"] + "+" * commit["dirty"],
+            "commit": commit_text(commit),
             "checksums": {name: text[:16] for name, text in data["checksums"].items()},
             "device": record["device"],
             "train_seconds": record["train_seconds"],
