@@ -10,6 +10,7 @@ figures are those of `figures.py`.
 """
 
 import argparse
+import json
 import re
 import shutil
 import sys
@@ -116,14 +117,40 @@ def ranked(
     return study_tables.means(kept, columns)
 
 
+def chosen(study: str) -> str:
+    r"""Returns the methods of a mirrored study by what its protocol compares."""
+
+    def mean(run: Run) -> float:
+        return (run.metric("nearood") + run.metric("farood")) / 2
+
+    names = {"near_same": "near_same", "near_other": "near_other", "near": "nearood"}
+    columns = {title: metric(name) for title, name in {**names, "far": "farood"}.items()}
+    return study_tables.ranking(rows(study), {**columns, "mean": mean}, mean)
+
+
+def accuracies() -> str:
+    r"""Returns the accuracy of classifiers on held-out ID training images."""
+    lines = map(json.loads, (RECORDS / "held_out_accuracy.jsonl").read_text().splitlines())
+    table = [
+        [
+            run["id"],
+            f"{run['config']['network']['width']:g}",
+            f"{run['steps']:,}",
+            f"{run['accuracy']:.1f}",
+        ]
+        for run in lines
+    ]
+    return study_tables.markdown_rows(["ID", "width", "steps", "accuracy (%)"], table)
+
+
 def path_terms(stage: str) -> str:
     r"""Returns the table of a stage of the question what path terms add."""
     return study_tables.differences(rows("pack_path_terms", stage), PATH_TERMS)
 
 
-def overview(study: str) -> str:
-    r"""Returns every set's AUROC of a study, or the command that runs it if it has no lines."""
-    runs = read_runs(RECORDS / f"{study}.jsonl")
+def overview(study: str, id_name: str) -> str:
+    r"""Returns every set's AUROC of a study's ID data set, or the command that runs it."""
+    runs = [run for run in read_runs(RECORDS / f"{study}.jsonl") if run.id == id_name]
     if not runs:
         return f"Not run yet: `python benchmarks/study.py {study} --data-root DIR`.\n"
     return study_tables.overview(load_study(study), runs)
@@ -177,9 +204,12 @@ TABLES: dict[str, Callable[[], str]] = {
     "mi-pathological": task_tables.pathological,
     "mi-pathological-errors": task_tables.pathological_errors,
     "gradient-snr": lambda: bench_tables.gradient_snr(results_of("gradient_snr")),
+    "mirror-pixels": lambda: chosen("mirror_pixels"),
+    "mirror-heads": lambda: chosen("mirror_heads"),
+    "held-out-accuracy": accuracies,
     # Filled by their studies.
-    "main-cifar10": lambda: overview("main_cifar10"),
-    "main-cifar100": lambda: overview("main_cifar100"),
+    "main-cifar10": lambda: overview("main", "cifar10"),
+    "main-cifar100": lambda: overview("main", "cifar100"),
 }
 
 

@@ -235,6 +235,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--data-root", type=Path, default=Path("data"))
     add("--only", nargs="+", metavar="METHOD", help="these methods, and those that they need")
     add("--without", nargs="+", default=[], metavar="VARIANT", help="variants to leave out")
+    add("--ids", nargs="+", metavar="ID", help="of its in-distribution data sets, these")
     add("--seeds", type=count(0), nargs="+", metavar="SEED", help="in place of the study's")
     add("--jobs", type=count(1), default=2, help="runs side by side")
     add("--threads", type=count(1), default=1, help="threads of each run on a CPU")
@@ -253,6 +254,7 @@ def run(args: argparse.Namespace) -> int:
     study = load_study(args.study, args.studies)
     for option, given, known in (
         ("--only", args.only or (), study.methods),
+        ("--ids", args.ids or (), study.ids),
         ("--without", args.without, {v for m in study.methods.values() for v in m.variants}),
     ):
         if unknown := [name for name in given if name not in known]:
@@ -260,7 +262,7 @@ def run(args: argparse.Namespace) -> int:
             raise UserError(f"{option} {unknown[0]}: not of {args.study}, expected {expected}.")
     records = args.records / f"{args.study}.jsonl"
     with locked(records):
-        failures = Runner(study, args, records).run()
+        failures = Runner(study.replace(ids=args.ids or study.ids), args, records).run()
     print(overview(study, read_runs(records)))
     return 1 if failures else 0
 

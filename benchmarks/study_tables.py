@@ -185,6 +185,40 @@ def paired(values: Sequence[float]) -> str:
     return f"{mean:+.2f} ± {half:.2f}"
 
 
+def ranking(rows: Rows, columns: Mapping[str, Column], by: Column) -> str:
+    r"""Returns means over all settings and seeds, the best first, and differences from the best.
+
+    A difference is a mean over what the row and the best share, with its standard error. What was
+    trained with one reference, as it sees none, stands for itself with each of them.
+
+    Arguments:
+        rows: The runs of each row.
+        columns: The columns by title.
+        by: What is compared.
+    """
+    by_setting = {title: _by_setting(own, rows) for title, own in rows.items()}
+    quality = {k: float(np.mean([by(r) for r in own.values()])) for k, own in by_setting.items()}
+    first, *_ = order = sorted(by_setting, key=lambda title: -quality[title])
+    best, table = by_setting[first], []
+    for title in order:
+        own = by_setting[title]
+        gaps = [by(own[setting]) - by(best[setting]) for setting in own if setting in best]
+        error = np.std(gaps, ddof=1) / np.sqrt(len(gaps)) if len(gaps) > 1 else np.nan
+        gap = "" if title == first else f"{np.mean(gaps):+.1f} ± {error:.1f}"
+        averages = [f"{np.mean([f(run) for run in own.values()]):.1f}" for f in columns.values()]
+        table.append([title, str(len(own)), *averages, gap])
+    return markdown_rows(["method", "runs", *columns, "from the best"], table)
+
+
+def _by_setting(own: Sequence[Run], rows: Rows) -> dict[tuple[str, str | None, int], Run]:
+    r"""Returns a row's runs by benchmark, reference and seed, with those of any row's references."""
+    found = {(run.benchmark, run.reference, run.seed): run for run in own}
+    if len({run.reference for run in own}) == 1:
+        references = dict.fromkeys(run.reference for row in rows.values() for run in row)
+        found = {(b, other, s): run for (b, _, s), run in found.items() for other in references}
+    return found
+
+
 def learning(rows: Rows, loss: str) -> str:
     r"""Returns how far the runs of seed 0 that keep their curve have come.
 

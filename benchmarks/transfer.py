@@ -2,11 +2,11 @@ r"""How well the mirrored problem and the validation order families of methods o
 
     python benchmarks/transfer.py [--out benchmarks/results]
 
-A family is a method of a main study and its like on `mirror0` and `mirror1`. Three numbers of it are
+A family is a method of the main study and its like on `mirror0` and `mirror1`. Three numbers of it are
 compared, AUROCs in percent: *mirror*, the mean of near and far over both draws and all seeds, with the
 reference that stands for the main one; *validation*, the main runs' `val_auroc`; *test*, their mean of
 near (`near_held` where there is one) and far. A scatter and Spearman's rho say how well either of the
-first two orders the families by the third, for each main study and reference.
+first two orders the families by the third, for each ID data set and reference.
 
 Intervals are of 95 %, by bootstrap over seeds and test images: a replicate draws seeds anew, the same for
 all families, and adds what drawing the images of each test set anew, the same for all families, changes in
@@ -40,7 +40,7 @@ from ood_osdre.evaluation.tables import HELD
 from ood_osdre.files import atomic_path
 
 RESULTS = Path(__file__).parent / "results"
-MAIN = ("main_cifar10", "main_cifar100")
+MAIN = "main"
 MIRRORED = ("mirror_pixels", "mirror_heads")
 # The mirrored method, where it has another name than the main one, and the mirrored reference.
 LIKE = {
@@ -134,15 +134,14 @@ def image_changes(run: Run, scores: Scores, replicates: int) -> Array:
 
 
 def families(
-    study: str, reference: str, runs: Sequence[Run], mirrored: Mapping[str, Sequence[Run]],
+    reference: str, runs: Sequence[Run], mirrored: Mapping[str, Sequence[Run]],
     results: Path, replicates: int,
 ) -> list[Family]:  # fmt: skip
-    r"""Returns the families of a main study and reference that both studies have lines of.
+    r"""Returns the families of a reference that the main and a mirrored study have lines of.
 
     Arguments:
-        study: The main study.
-        reference: Its reference.
-        runs: Its runs.
+        reference: The main study's reference.
+        runs: Its runs of an ID data set.
         mirrored: Those of the mirrored studies, by name.
         results: The folder of the scores that were kept.
         replicates: The number of replicates.
@@ -160,7 +159,7 @@ def families(
         test = resampled([[quality(run) for run in own]], replicates)
         first = min(own, key=lambda run: run.seed)
         parts = [first.id, first.benchmark, first.reference, method, variant]
-        kept = results / study / slug("-".join(filter(None, parts))) / "scores.npz"
+        kept = results / MAIN / slug("-".join(filter(None, parts))) / "scores.npz"
         if kept.is_file():
             test = test + image_changes(first, read_scores(kept), replicates)
         found.append(
@@ -223,7 +222,7 @@ def table(found: Sequence[Family]) -> str:
 
 
 def draw(path: Path, panels: Mapping[str, Sequence[Family]]) -> None:
-    r"""Draws the test against either guide, a row of panels for each main study and reference.
+    r"""Draws the test against either guide, a row of panels for each ID data set and reference.
 
     Arguments:
         path: The image to write.
@@ -283,17 +282,18 @@ def run(args: argparse.Namespace) -> int:
     require_writable(args.out)
     mirrored = {name: read_runs(args.records / f"{name}.jsonl") for name in MIRRORED}
     panels = {}
-    for study in MAIN:
-        runs = read_runs(args.records / f"{study}.jsonl")
+    runs = read_runs(args.records / f"{MAIN}.jsonl")
+    for id_name in dict.fromkeys(run.id for run in runs):
+        own = [run for run in runs if run.id == id_name]
         for reference in STANDS_FOR:
-            found = families(study, reference, runs, mirrored, args.results, args.replicates)
+            found = families(reference, own, mirrored, args.results, args.replicates)
             # Of two families an order says nothing.
             if len(found) > 2:
-                panels[f"{study}, {reference}"] = found
+                panels[f"{id_name}, {reference}"] = found
     if not panels:
         raise UserError(
-            f"{args.records}: no three families have lines in a main and a mirrored study; run "
-            f"{' or '.join(MAIN)}, and {' and '.join(MIRRORED)}, first."
+            f"{args.records}: no three families have lines in the main and a mirrored study; run "
+            f"{MAIN}, and {' and '.join(MIRRORED)}, first."
         )
     draw(args.out / "transfer.png", panels)
     for title, found in panels.items():

@@ -63,7 +63,7 @@ def test_a_record_cut_short_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         with pytest.raises(UserError, match=rf"{name}: .*{message}"):
             report.render(f"<!-- table: {name} -->\n<!-- end -->\n")
     text = report.render("<!-- table: main-cifar10 -->\n<!-- end -->\n")
-    assert "Not run yet: `python benchmarks/study.py main_cifar10" in text
+    assert "Not run yet: `python benchmarks/study.py main" in text
 
 
 def test_a_figure_of_other_scores_fails_the_check(

@@ -378,6 +378,23 @@ def test_paired_differences_carry_a_t_interval() -> None:
     assert table[4] == "| third | 2 | +1.00 |"
 
 
+def test_a_ranking_pairs_settings_and_counts_the_blind_for_each_reference() -> None:
+    import study_tables as tables
+
+    near = {("a", "r"): (60.0, 70.0), ("a", "q"): (80.0, 90.0), ("blind", "r"): (50.0, 62.0)}
+    rows: dict[str, list[Run]] = {"blind": [], "a": []}
+    for (name, reference), values in near.items():
+        for seed, value in enumerate(values):
+            rows[name].append(run_of(name, seed, 0.5, value, reference=reference))
+    column = tables.metric("nearood")
+    text = tables.ranking(rows, {"near": column}, column).splitlines()
+    assert text[2] == "| a | 4 | 75.0 |  |"
+    # Gaps of -10, -8, -30 and -28: the blind classifier's runs stand for both references.
+    gaps = np.array([-10, -8, -30, -28])
+    error = gaps.std(ddof=1) / 2
+    assert text[3] == f"| blind | 4 | 56.0 | -19.0 ± {error:.1f} |"
+
+
 def test_every_study_has_valid_options() -> None:
     from jobs import config_of, plan
     from studies import STUDIES, load_study

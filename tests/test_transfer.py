@@ -113,7 +113,9 @@ def test_families_are_paired_and_ordered(
     command = ["--records", str(tmp_path), "--results", str(tmp_path), "--out", str(tmp_path)]
     command += ["--replicates", "50"]
     assert transfer.main(command) == 2
-    assert "no three families have lines in a main and a mirrored study" in capsys.readouterr().err
+    assert (
+        "no three families have lines in the main and a mirrored study" in capsys.readouterr().err
+    )
     blind = {"config": {"estimator": "classifier", "head": None}, "reference": "tin_reference"}
     main, mirror, heads = [], [], []
     mirrored = {"id": "mirror", "reference": "reference_mixed"}
@@ -144,14 +146,14 @@ def test_families_are_paired_and_ordered(
                 ),
             ]
             heads.append(run_of("conditional", seed, 77.0, **place))
-    for name, runs in (("main_cifar10", main), ("mirror_pixels", mirror), ("mirror_heads", heads)):
+    for name, runs in (("main", main), ("mirror_pixels", mirror), ("mirror_heads", heads)):
         write_runs(tmp_path / f"{name}.jsonl", runs)
-    kept = tmp_path / "main_cifar10" / "cifar10-openood_subset-tiny_reference-OS-DRE-pixels"
+    kept = tmp_path / "main" / "cifar10-openood_subset-tiny_reference-OS-DRE-pixels"
     kept.mkdir(parents=True)
     write_scores(kept / "scores.npz", scores_of(0.5))
     assert transfer.main(command) == 0
     text = capsys.readouterr().out
-    assert text.startswith("main_cifar10, tiny_reference\n")
+    assert text.startswith("cifar10, tiny_reference\n")
     rows = {row.split(" | ")[0]: row.split(" | ")[1:] for row in text.splitlines() if "|" in row}
     assert list(rows)[2:-1] == [
         "| OS-DRE, pixels", "| outlier exposure", "| OS-DRE, representation, conditional",
