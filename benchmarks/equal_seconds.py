@@ -11,7 +11,6 @@ its own steps. The new study is `studies/NAME_seconds.yml`; it is committed befo
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -19,7 +18,7 @@ from records import RECORDS, Run, read_runs
 from studies import STUDIES, load_study
 
 from ood_osdre.errors import UserError, exit_status, number
-from ood_osdre.files import write_text_atomic
+from ood_osdre.files import local, write_text_atomic
 from ood_osdre.resources import read_yaml
 
 FRACTION = 20
@@ -74,8 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     add("study", metavar="STUDY", help="the study at equal steps, all of whose methods have heads")
     add("--seconds", type=number(), metavar="S")
-    add("--studies", type=Path, default=STUDIES, metavar="DIR")
-    add("--records", type=Path, default=RECORDS, metavar="DIR")
+    add("--studies", type=local, default=STUDIES, metavar="DIR")
+    add("--records", type=local, default=RECORDS, metavar="DIR")
     args = parser.parse_args(argv)
     return exit_status(lambda: run(args))
 

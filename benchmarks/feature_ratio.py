@@ -27,6 +27,7 @@ from ood_osdre.detectors.feature_ratio import FeatureRatio
 from ood_osdre.errors import UserError, count, exit_status
 from ood_osdre.evaluation.metrics import OODMetrics, ood_metrics
 from ood_osdre.evaluation.records import RunRecord
+from ood_osdre.files import local
 from ood_osdre.models.baselines import Classifier
 from ood_osdre.models.frozen import collect_features, extract_features
 from ood_osdre.plugin.openood import OSDRENet
@@ -101,13 +102,13 @@ def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    p.add_argument("--data-root", type=Path, required=True)
-    p.add_argument("--cache-dir", type=Path)
+    p.add_argument("--data-root", type=local, required=True)
+    p.add_argument("--cache-dir", type=local)
     p.add_argument(
         "--steps", type=count(1), default=1800, help="of the classifier (default: 1800)"
     )
-    p.add_argument("--classifier", type=Path, help="a run folder of it, to train none")
-    p.add_argument("--out", type=Path, default=OUT)
+    p.add_argument("--classifier", type=local, help="a run folder of it, to train none")
+    p.add_argument("--out", type=local, default=OUT)
     return p
 
 

@@ -21,6 +21,7 @@ from ood_osdre.config import load_config
 from ood_osdre.data import choose_benchmark, load_benchmark
 from ood_osdre.errors import UserError, count, exit_status
 from ood_osdre.evaluation.records import git_commit
+from ood_osdre.files import local
 from ood_osdre.stages import train_run
 
 CLASSIFIER = ("estimator=classifier", "objective.endpoint=0", "objective.class_weight=1")
@@ -35,9 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     add("id", choices=["cifar10", "cifar100"])
     add("overrides", nargs="*", metavar="KEY=VALUE", help="any key of the configuration")
-    add("--data-root", type=Path, default=Path("data"))
+    add("--data-root", type=local, default=Path("data"))
     add("--threads", type=count(1), default=2)
-    add("--records", type=Path, default=RECORDS, metavar="DIR")
+    add("--records", type=local, default=RECORDS, metavar="DIR")
     args = parser.parse_intermixed_args(argv)
     return exit_status(lambda: run(args))
 

@@ -52,6 +52,7 @@ from scipy.special import gammaln, i0e, ndtr, psi
 from tqdm import tqdm
 
 from ood_osdre.errors import UserError, exit_status
+from ood_osdre.files import local
 from ood_osdre.tasks import mutual_information
 
 Array: TypeAlias = NDArray[np.float64]
@@ -348,7 +349,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--out", type=Path, nargs="+", required=True, metavar="FILE", help="the first is written")
+    add("--out", type=local, nargs="+", required=True, metavar="FILE", help="the first is written")
     add("--shard", default="0/1", metavar="I/K", help="every K-th run, from the I-th on")
     add("--rows", type=int, choices=tuple(SIZES), help="one size of the grid (default: both)")
     add("--report", action="store_true", help="run nothing, print the table")

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from ood_osdre.errors import count, exit_status
 from ood_osdre.evaluation.records import RunRecord
-from ood_osdre.files import atomic_path
+from ood_osdre.files import atomic_path, local
 from ood_osdre.models.bases import RBFBasis
 from ood_osdre.models.networks import MLP, CoefficientNetwork
 from ood_osdre.models.ratio import OneStepRatio
@@ -174,7 +174,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--steps", type=count(1), default=1500)
-    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--out", type=local, default=OUT)
     args = parser.parse_args(argv)
     return exit_status(lambda: run(args))
 

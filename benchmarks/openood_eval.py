@@ -30,7 +30,7 @@ from ood_osdre.data.manifests import load_manifest
 from ood_osdre.errors import UserError, count, exit_status
 from ood_osdre.evaluation.records import RunRecord, git_commit
 from ood_osdre.evaluation.scores import read_scores
-from ood_osdre.files import write_text_atomic
+from ood_osdre.files import local, write_text_atomic
 from ood_osdre.plugin.openood import OSDRENet, OSDREPostprocessor, eval_ood
 from ood_osdre.plugin.openood.host import Foreign, prefill, require
 
@@ -56,16 +56,16 @@ def parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = p.add_argument
-    add("--data-root", type=Path, required=True, metavar="DIR", help="OpenOOD's data folder")
+    add("--data-root", type=local, required=True, metavar="DIR", help="OpenOOD's data folder")
     add("--id", choices=("cifar10", "cifar100"), default="cifar10", help="ID set")
-    add("--checkpoint", type=Path, nargs="+", metavar="DIR", help="run folders, one a seed")
-    add("--scores", type=Path, nargs="+", metavar="FILE", help="scores.npz of runs, one a seed")
+    add("--checkpoint", type=local, nargs="+", metavar="DIR", help="run folders, one a seed")
+    add("--scores", type=local, nargs="+", metavar="FILE", help="scores.npz of runs, one a seed")
     add("--fsood", action="store_true", help="count covariate-shifted ID images as ID")
     add("--batch-size", type=count(1), default=200)
     add("--workers", type=count(0), default=4)
     add("--device", default="cpu", help="cpu, cuda, ...")
-    add("--out", type=Path, metavar="DIR", help="write openood.csv and openood.json here")
-    add("--leaderboard", type=Path, metavar="FILE", help="append the leaderboard's row")
+    add("--out", type=local, metavar="DIR", help="write openood.csv and openood.json here")
+    add("--leaderboard", type=local, metavar="FILE", help="append the leaderboard's row")
     add("--quiet", action="store_true", help="no progress bars, nothing of OpenOOD's output")
     return p
 

@@ -11,9 +11,10 @@ information in nats, `truth`, and its `name`. The data are not kept in the repos
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
+
+from ood_osdre.files import local
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -21,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--out", type=local, required=True, metavar="DIR")
     parser.add_argument("--samples", type=int, default=10_000, metavar="N")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tasks", nargs="+", metavar="ID", help="default: all of BENCHMARK_TASKS")

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from ood_osdre.errors import UserError, exit_status, one_line
+from ood_osdre.files import local
 from ood_osdre.tasks.features import NormalScores
 from ood_osdre.tasks.fit import FitOptions
 from ood_osdre.tasks.information import (
@@ -111,13 +112,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("samples", type=Path, metavar="DIR")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
+    parser.add_argument("samples", type=local, metavar="DIR")
+    parser.add_argument("--out", type=local, required=True, metavar="DIR")
     parser.add_argument("--method", default="os-dre")
     parser.add_argument("--rows", type=int, metavar="N", help="use the first N rows only")
     parser.add_argument("--steps", type=int, default=DEFAULTS.steps)
     parser.add_argument(
-        "--add-ksg", type=Path, metavar="RECORD", help="keep its estimates, make KSG's anew"
+        "--add-ksg", type=local, metavar="RECORD", help="keep its estimates, make KSG's anew"
     )
     parser.add_argument("--quiet", action="store_true")
     args = parser.parse_args(argv)

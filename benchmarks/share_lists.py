@@ -18,7 +18,7 @@ from pathlib import Path
 from outputs import require_writable
 
 from ood_osdre.errors import UserError, exit_status
-from ood_osdre.files import write_text_atomic
+from ood_osdre.files import local, write_text_atomic
 
 SHARES = (0, 5, 20, 50, 100)
 # Of each class that is held out, in percent: 20 of the 500 images.
@@ -55,8 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--data-root", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--out", type=Path, default=Path("runs") / "lists", metavar="DIR")
+    parser.add_argument("--data-root", type=local, required=True, metavar="DIR")
+    parser.add_argument("--out", type=local, default=Path("runs") / "lists", metavar="DIR")
     args = parser.parse_args(argv)
     return exit_status(lambda: run(args))
 

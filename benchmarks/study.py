@@ -32,7 +32,7 @@ from tqdm import tqdm
 from ood_osdre import cli
 from ood_osdre.errors import UserError, count, exit_status, number
 from ood_osdre.evaluation.records import differences
-from ood_osdre.files import atomic_path
+from ood_osdre.files import atomic_path, local
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -232,7 +232,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     add = parser.add_argument
     add("study", metavar="STUDY", help="the name of a file in studies/")
-    add("--data-root", type=Path, default=Path("data"))
+    add("--data-root", type=local, default=Path("data"))
     add("--only", nargs="+", metavar="METHOD", help="these methods, and those that they need")
     add("--without", nargs="+", default=[], metavar="VARIANT", help="variants to leave out")
     add("--ids", nargs="+", metavar="ID", help="of its in-distribution data sets, these")
@@ -241,10 +241,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--threads", type=count(1), default=1, help="threads of each run on a CPU")
     add("--device", default="cpu")
     add("--budget", type=number(), metavar="S", help="start or continue nothing after S seconds")
-    add("--out", type=Path, default=Path("runs"), metavar="DIR", help="scratch")
-    add("--studies", type=Path, default=STUDIES, metavar="DIR")
-    add("--records", type=Path, default=RECORDS, metavar="DIR")
-    add("--results", type=Path, default=RESULTS, metavar="DIR", help="for scores and plots")
+    add("--out", type=local, default=Path("runs"), metavar="DIR", help="scratch")
+    add("--studies", type=local, default=STUDIES, metavar="DIR")
+    add("--records", type=local, default=RECORDS, metavar="DIR")
+    add("--results", type=local, default=RESULTS, metavar="DIR", help="for scores and plots")
     args = parser.parse_args(argv)
     return exit_status(lambda: run(args))
 

@@ -37,7 +37,7 @@ from ood_osdre.errors import UserError, count, exit_status
 from ood_osdre.evaluation.plots import STROKES, STYLE
 from ood_osdre.evaluation.scores import Scores, read_scores
 from ood_osdre.evaluation.tables import HELD
-from ood_osdre.files import atomic_path
+from ood_osdre.files import atomic_path, local
 
 RESULTS = Path(__file__).parent / "results"
 MAIN = "main"
@@ -267,11 +267,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--records", type=Path, default=RECORDS, metavar="DIR")
+    add("--records", type=local, default=RECORDS, metavar="DIR")
     add(
-        "--results", type=Path, default=RESULTS, metavar="DIR", help="of the scores that were kept"
+        "--results",
+        type=local,
+        default=RESULTS,
+        metavar="DIR",
+        help="of the scores that were kept",
     )
-    add("--out", type=Path, default=RESULTS, metavar="DIR", help="for transfer.png")
+    add("--out", type=local, default=RESULTS, metavar="DIR", help="for transfer.png")
     add("--replicates", type=count(1), default=1000)
     args = parser.parse_args(argv)
     return exit_status(lambda: run(args))
