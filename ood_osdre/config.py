@@ -101,11 +101,13 @@ class Trained(Options):
     def _network_conflicts(self) -> Iterator[str]:
         network, objective, estimator = self.network, self.objective, self.estimator
         if estimator == "time_conditioned":
-            kind, whose = network.kind, f"for estimator {estimator}."
-            if kind in ("speed", "unet"):
-                yield f"network.kind: got {kind}, expected resnet or mlp {whose}"
+            if network.kind in ("speed", "unet"):
+                yield (
+                    f"network.kind: got {network.kind}, expected resnet or mlp for estimator "
+                    f"{estimator}."
+                )
             if network.norm == "batch":
-                yield f"network.norm: got batch, expected group {whose}"
+                yield f"network.norm: got batch, expected group for estimator {estimator}."
         if objective.data_score:
             beside = [t for t in ("conditional", "time_score") if getattr(objective, t)]
             if network.kind in ("resnet", "speed"):
@@ -121,8 +123,9 @@ class Trained(Options):
                 )
         form = objective.conditional_form
         if objective.conditional and form.endswith("per_block") and network.kind != "resnet":
-            wanted = "needs network.kind resnet"
-            yield f"objective.conditional_form: {form} {wanted}, got {network.kind}."
+            yield (
+                f"objective.conditional_form: {form} needs network.kind resnet, got {network.kind}."
+            )
         differentiated = objective.data_score or estimator == "time_conditioned"
         if self.training.compile and objective.time_score and differentiated:
             yield (
@@ -191,9 +194,11 @@ class HeadConfig(Trained):
         for term in ("class_weight", "outlier_exposure"):
             if getattr(objective, term):
                 yield f"objective.{term}: is on, but a head has no classes."
-        form = objective.conditional_form
-        if objective.conditional and form.endswith("per_block"):
-            yield f"objective.conditional_form: got {form}, features have no cells."
+        if objective.conditional and objective.conditional_form.endswith("per_block"):
+            yield (
+                f"objective.conditional_form: got {objective.conditional_form}, features have no "
+                "cells."
+            )
         if self.backbone != "mlp":
             for key, on in (
                 ("estimator", self.estimator in ("time_conditioned", "gaussians")),
@@ -282,11 +287,6 @@ class Config(Trained):
             yield "head.id_from: got held_out, expected train where data.hold_out_id is 0."
         if "energy" in self.evaluation.parts and not self.has_classes:
             yield "evaluation.parts: got energy, which needs a class head; train one."
-        o = self.objective
-        if self.network.shield != "none" and (not o.class_weight or o.outlier_exposure):
-            yield "network.shield: expected with objective.class_weight, no outlier_exposure."
-        if self.network.shield != "none" and self.estimator == "classifier":
-            yield "network.shield: got a classifier, expected a ratio to shield its features from."
         if self.classifier is not None and self.head is None:
             yield "classifier: is given, but there is no head on it."
         yield from super()._conflicts()

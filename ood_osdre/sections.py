@@ -48,13 +48,12 @@ class NetworkConfig(Options):
             trained where `objective.data_score` is on, and not deployed.
         width: A factor on the ResNet's channels 64, 128, 256, 512, the fast network's 32, 128, 128
             or the U-Net's 128, 256, 512, a multiple of 1/8; or on the MLP's 256 features.
-        depths: The basic blocks in each of the ResNet's four stages; an MLP has a layer an entry.
+        depths: The number of basic blocks in each of the ResNet's four stages; an MLP has one
+            layer an entry.
         stem_stride: The stride of the ResNet's stem; 2 trades detail for a fourfold speed-up. A
             U-Net and the fast network take neither this nor `depths`.
         norm: Batch or group normalisation.
         classes_head: Whether a class head is built where `objective.class_weight` trains it.
-        shield: What the ratio reads of a fast network that the class term alone trains: its features
-            (`content`), also its other layers, or also a cheap branch; `none`: it trains all of it.
         octaves: The number of frequencies in which a time-conditioned network sees the time.
     """
 
@@ -64,7 +63,6 @@ class NetworkConfig(Options):
     stem_stride: Count = 1
     norm: Literal["batch", "group"] = "batch"
     classes_head: bool = True
-    shield: Literal["none", "content", "layers", "branch"] = "none"
     octaves: Count = 5
 
     def _conflicts(self) -> Iterator[str]:
@@ -72,11 +70,10 @@ class NetworkConfig(Options):
             yield f"width: got {self.width:g}, expected a multiple of {WIDTH_STEP:g}."
         if self.kind == "resnet" and len(self.depths) != RESNET_STAGES:
             yield f"depths: got {len(self.depths)} entries, expected {RESNET_STAGES}."
-        expected = {"unet": "group", "speed": "batch"}.get(self.kind, self.norm)
-        if self.norm != expected:
-            yield f"norm: got {self.norm}, expected {expected} for network.kind {self.kind}."
-        if self.shield != "none" and self.kind != "speed":
-            yield f"shield: got {self.shield}, expected none for network.kind {self.kind}."
+        if self.kind == "unet" and self.norm != "group":
+            yield f"norm: got {self.norm}, expected group for network.kind unet."
+        if self.kind == "speed" and self.norm != "batch":
+            yield f"norm: got {self.norm}, expected batch for network.kind speed."
 
 
 class BasisConfig(Options):
@@ -226,8 +223,10 @@ class DataConfig(Options):
 
     def _conflicts(self) -> Iterator[str]:
         if self.broaden + self.mixture > 1:
-            rest = f"{1 - self.broaden:g}, what data.broaden ({self.broaden:g}) leaves"
-            yield f"mixture: got {self.mixture:g}, expected at most {rest}."
+            yield (
+                f"mixture: got {self.mixture:g}, expected at most {1 - self.broaden:g}, what "
+                f"data.broaden ({self.broaden:g}) leaves."
+            )
 
 
 class TrainingConfig(Options):
@@ -239,7 +238,8 @@ class TrainingConfig(Options):
         optimizer: AdamW, or stochastic gradient descent with Nesterov's momentum.
         lr: The peak learning rate.
         momentum: The momentum of `sgd`; 0 for none.
-        weight_decay: That of all but norms, biases, basis and path; `sgd` has it in the gradient.
+        weight_decay: The weight decay; none on norms, biases, basis and path. That of `sgd` is a
+            part of the gradient.
         basis_lr_factor: A factor on the learning rate of the basis shapes.
         warmup: The steps of linear warm-up.
         decay: How the learning rate falls to zero: by a cosine over all steps, of which the warm-up

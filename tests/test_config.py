@@ -201,7 +201,6 @@ def test_sections_built_in_code_are_checked_too() -> None:
 # Refusals: what a file or an option says, and what the one line about it has to name.
 
 UNET = "network: {kind: unet, norm: group}\n"
-SHIELD = "network: {kind: speed, shield: branch}\n"
 MLP = "network: {kind: mlp, norm: group}\n"
 TIMED = "estimator: time_conditioned\nobjective: {endpoint: 0, time_score: 1%s}\n"
 FILES = [
@@ -252,18 +251,6 @@ FILES = [
         "network: {kind: speed, norm: group}",
         "network.norm: got group",
         "batch for network.kind speed",
-    ),
-    ("network: {shield: branch}", "network.shield: got branch", "none for network.kind resnet"),
-    ("network: {kind: speed, shield: layers}", "network.shield", "with objective.class_weight"),
-    (
-        SHIELD + "objective: {class_weight: 1, outlier_exposure: 1}",
-        "network.shield",
-        "no outlier_exposure",
-    ),
-    (
-        SHIELD + "estimator: classifier\nobjective: {class_weight: 1, endpoint: 0}",
-        "network.shield: got a classifier",
-        "expected a ratio",
     ),
     ("path: {schedule: vp, t_min: 0}", "path.t_min: got 0", "more, or null"),
     ("data: {broaden: 0.5, mixture: 0.6}", "data.mixture: got 0.6", "data.broaden (0.5)"),

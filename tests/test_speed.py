@@ -14,7 +14,7 @@ from ood_osdre.data import ImageSet
 from ood_osdre.data.transforms import Preprocess
 from ood_osdre.errors import UserError
 from ood_osdre.models import CoefficientNetwork, SpeedBackbone, extract_features
-from ood_osdre.models.speed import EPS, ShieldedBackbone, deployed
+from ood_osdre.models.speed import EPS, deployed
 from ood_osdre.training import optimisation
 from ood_osdre.training import trainer as trainer_module
 from ood_osdre.training.batches import ImageBatches
@@ -126,10 +126,8 @@ def test_its_groups_are_layers_by_name() -> None:
     assert not hasattr(network.backbone, "feature_map")
 
 
-@pytest.mark.parametrize("shield", [False, True])
-def test_norms_are_merged_where_that_changes_nothing(shield: bool) -> None:
-    backbone = ShieldedBackbone(SpeedBackbone(0.25)) if shield else SpeedBackbone(0.25)
-    trunk = backbone.trunk if shield else backbone
+def test_norms_are_merged_where_that_changes_nothing() -> None:
+    backbone = SpeedBackbone(0.25)
     for m in backbone.modules():
         if isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d):
             nn.init.uniform_(m.running_mean)
@@ -138,13 +136,13 @@ def test_norms_are_merged_where_that_changes_nothing(shield: bool) -> None:
                 nn.init.uniform_(m.weight, 0.5, 2.0)
                 nn.init.uniform_(m.bias)
     # The largest value of a cell becomes its least by a scale below 0.
-    trunk.groups[1][2].weight.data[3] = -1.0
+    backbone.groups[1][2].weight.data[3] = -1.0
     x = torch.randn(4, 3, 32, 32)
     merged, expected = deployed(backbone), backbone.eval()(x)
     torch.testing.assert_close(merged(x), expected, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(deployed(merged)(x), merged(x), rtol=0, atol=0)
     norms = [name for name, m in merged.named_modules() if isinstance(m, nn.BatchNorm2d)]
-    assert norms == ["trunk.groups.1.2" if shield else "groups.1.2"]
+    assert norms == ["groups.1.2"]
     read = deployed(backbone, ["groups.2", "groups.0.4"])
     assert read.state_dict().keys() == backbone.state_dict().keys()
 

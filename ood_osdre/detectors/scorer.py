@@ -38,7 +38,6 @@ from ..models import (
     Classifier,
     RatioModel,
     RepresentationRatio,
-    ShieldedBackbone,
     SummedScore,
     WhitenedRatio,
     Whitening,
@@ -272,13 +271,11 @@ def _from_run(folder: Path, config: Config, size: int) -> GivenClassifier:
             raise UserError(
                 f"classifier {folder}: got a model with {name} {found[name]}, expected {value}."
             )
-    network, backbone = then.network.to_dict(), holder.backbone
-    if isinstance(backbone, ShieldedBackbone):
-        network, backbone = network | {"shield": "none"}, backbone.trunk
+    network = then.network.to_dict()
     if isinstance(model, RepresentationRatio):
         network = metadata["representation"]["network"]
     mean, std = trained.preprocess.statistics
-    classifier = Classifier.of(backbone, head)
+    classifier = Classifier.of(holder.backbone, head)
     return GivenClassifier(classifier, network, (mean.tolist(), std.tolist()))
 
 

@@ -20,7 +20,6 @@ __all__ = [
     "RatioModel",
     "RepresentationRatio",
     "ResNetBackbone",
-    "ShieldedBackbone",
     "SpeedBackbone",
     "SummedScore",
     "TemporalBasis",
@@ -33,7 +32,6 @@ __all__ = [
     "WhitenedRatio",
     "Whitening",
     "check_inputs",
-    "class_logits",
     "classifier_features",
     "collect_features",
     "conditioning",
@@ -100,5 +98,5 @@ from .representation import (
     classifier_features,
     whitening_of,
 )
-from .speed import ShieldedBackbone, SpeedBackbone, class_logits
+from .speed import SpeedBackbone
 from .unet import CHANNELS, UNetDecoder, UNetEncoder, VectorDecoder, inverse_noise

@@ -20,9 +20,7 @@ __all__ = [
     "QuadraticFeatures",
     "ResNetBackbone",
     "check_inputs",
-    "class_head",
     "describe_backbone",
-    "logits_of",
     "timm_network",
     "zeroed",
 ]
@@ -87,9 +85,7 @@ class CoefficientNetwork(nn.Module):
     Arguments:
         backbone: A module from :math:`(B, *)` to :math:`(B, F)`. If it has a method
             `feature_map` from :math:`(B, *)` to :math:`(B, F, H, W)` whose spatial mean is the
-            feature vector, the network can also return the coefficients of each cell. Where it
-            has an attribute `class_features`, only as many of the features, the first, are the
-            class head's.
+            feature vector, the network can also return the coefficients of each cell.
         features: The number of features :math:`F`.
         size: The number of coefficients :math:`K`.
         classes: The number of classes :math:`C`; 0 for no class head.
@@ -115,7 +111,7 @@ class CoefficientNetwork(nn.Module):
         self.backbone = backbone
         self.cells = cells and hasattr(backbone, "feature_map")
         self.head = zeroed(nn.Linear(features, size))
-        self.class_head = class_head(backbone, features, classes)
+        self.class_head = nn.Linear(features, classes) if classes else None
 
     def forward(self, x: Tensor) -> Coefficients:
         r"""Returns the :class:`Coefficients` of `x`, with shape :math:`(B, *)`."""
@@ -130,7 +126,8 @@ class CoefficientNetwork(nn.Module):
 
     def _heads(self, features: Tensor, cells: Tensor | None) -> Coefficients:
         features = features.to(torch.promote_types(features.dtype, torch.float32))  # if in half
-        return Coefficients(self.head(features), cells, logits_of(self.class_head, features))
+        logits = None if self.class_head is None else self.class_head(features)
+        return Coefficients(self.head(features), cells, logits)
 
 
 class ResNetBackbone(nn.Module):
@@ -245,20 +242,6 @@ class QuadraticFeatures(nn.Module):
         r"""Returns the features, with shape :math:`(B, F)`, of `x`, with shape :math:`(B, d)`."""
         squares = (x**2 - 1) / math.sqrt(2)
         return torch.cat([x, squares, x[:, self.rows] * x[:, self.columns]], dim=1)
-
-
-def class_head(backbone: nn.Module, features: int, classes: int) -> nn.Linear | None:
-    r"""Returns an untrained class head on all features, or on as many as the backbone says."""
-    read = int(getattr(backbone, "class_features", features))
-    return nn.Linear(read, classes) if classes else None
-
-
-def logits_of(head: nn.Linear | None, features: Tensor) -> Tensor | None:
-    r"""Returns the class logits of a head on the first of some features, all that it takes."""
-    if head is None:
-        return None
-    size = head.in_features
-    return head(features if features.shape[-1] == size else features[..., :size])
 
 
 def zeroed(layer: Affine) -> Affine:

@@ -37,7 +37,7 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from .bases import TemporalBasis
-from .networks import CoefficientNetwork, Coefficients, Prediction, class_head, logits_of, zeroed
+from .networks import CoefficientNetwork, Coefficients, Prediction, zeroed
 from .speed import deployed
 
 # A part that varies less than this, as a share of its largest value, does not: that is rounding.
@@ -225,14 +225,13 @@ class FoldedRatio(RatioModel):
         self, backbone: nn.Module, head: nn.Linear, class_head: nn.Linear | None = None
     ) -> None:
         super().__init__()
-        self.backbone = backbone
-        self.head = head
-        self.class_head = class_head
+        self.backbone, self.head, self.class_head = backbone, head, class_head
 
     def outputs(self, x: Tensor) -> Prediction:
         r"""Returns the log-ratios and the class logits of inputs :math:`(B, *)`."""
         features = self.backbone(x).to(self.head.weight.dtype)
-        return Prediction(self._log_ratio(features), logits_of(self.class_head, features))
+        logits = None if self.class_head is None else self.class_head(features)
+        return Prediction(self._log_ratio(features), logits)
 
     def log_ratio(self, x: Tensor) -> Tensor:
         r"""Returns the log-ratio, without evaluating the class head."""
@@ -268,7 +267,7 @@ class DirectRatio(FoldedRatio):
 
     def __init__(self, backbone: nn.Module, features: int, classes: int = 0) -> None:
         head = zeroed(nn.Linear(features, 1))
-        super().__init__(backbone, head, class_head(backbone, features, classes))
+        super().__init__(backbone, head, nn.Linear(features, classes) if classes else None)
 
 
 class SummedScore(RatioModel):

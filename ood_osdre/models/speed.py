@@ -12,29 +12,23 @@ channels, so that the whole network passes images on from the first step. The ma
 pooled by its maximum, which keeps a detail wherever it is; there is no feature map whose mean is the
 features, so block-wise objectives have nothing to work on.
 
-Trained on classes and on a ratio at once, it learns by what the reference's source differs within a
-few hundred steps, and then has little reason to learn content. A :class:`ShieldedBackbone` keeps two
-things apart, in one network and one pass: the fast network, which the class term alone trains, and
-what the ratio reads, features of it and a cheap branch that sees the source.
-
 References:
     | 94% on CIFAR-10 in 3.29 seconds on a single GPU (Jordan, 2024)
     | https://arxiv.org/abs/2404.00498
 """
 
-__all__ = ["ShieldedBackbone", "SpeedBackbone", "class_logits", "deployed"]
+__all__ = ["SpeedBackbone", "deployed"]
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
+from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from ..errors import UserError
 from .copies import copied
-from .networks import logits_of
 
 #: The channels of the three groups of width 1.
 CHANNELS = (32, 128, 128)
@@ -47,9 +41,6 @@ EPS = 5e-4
 LEAST_SIDE = 16
 # Images whose patches are in memory at once.
 PIECE = 64
-# The width of what mixes the features that a shielded ratio reads.
-MIXED = 128
-
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -124,108 +115,14 @@ class SpeedBackbone(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         r"""Returns the features, with shape :math:`(B, F)`."""
-        return _largest(self.groups(self.whitened(x)))
-
-    def whitened(self, x: Tensor) -> Tensor:
-        r"""Returns the first layer's maps, with shape :math:`(B, 24, H - 1, W - 1)`."""
-        return F.gelu(F.conv2d(x, self.whitening))
+        maps = self.groups(F.gelu(F.conv2d(x, self.whitening)))
+        return F.max_pool2d(maps, maps.shape[2:]).flatten(1)
 
     def merge(self) -> None:
         r"""Merges what normalises into the convolutions before it, in evaluation mode, for good."""
         for group in self.groups:
             assert isinstance(group, nn.Sequential)
             _merge_norms(group)
-
-
-class ShieldedBackbone(nn.Module):
-    r"""The fast network and what a ratio reads of it, side by side: class and ratio features.
-
-    The first :math:`F` features are those of the fast network, by which the class head decides. The
-    others are a perceptron of two layers, of these and, where it is asked for, of more. In training
-    no gradient passes from the ratio to the fast network, which is in evaluation mode then: its
-    features are those that will be deployed, and no reference image enters its statistics. Classes
-    are trained in a pass of their own, :func:`class_logits`.
-
-    Arguments:
-        trunk: The fast network.
-        reads: What the ratio reads beside the features: `"content"`, nothing; `"layers"`, the means
-            of the other groups' maps; `"branch"`, the means and the largest values of the maps of a
-            branch on the first layer, two convolutions on a quarter of the cells.
-
-    Example:
-        >>> backbone = ShieldedBackbone(SpeedBackbone(width=0.25))
-        >>> backbone(torch.zeros(2, 3, 32, 32)).shape, backbone.trunk.features
-        (torch.Size([2, 160]), 32)
-    """
-
-    def __init__(self, trunk: SpeedBackbone, reads: str = "branch") -> None:
-        super().__init__()
-        assert reads in ("content", "layers", "branch"), f"reads: got {reads!r}"
-        self.trunk, self.reads = trunk, reads
-        channels = [group[0].out_channels for group in trunk.groups]  # type: ignore[index]
-        self.branch = _branch(channels[0]) if reads == "branch" else None
-        beside = {"content": 0, "layers": sum(channels[:-1]), "branch": 2 * channels[0]}[reads]
-        self.mixer = nn.Sequential(
-            # Of both sets, whose features have scales of their own.
-            nn.BatchNorm1d(trunk.features + beside, affine=False),
-            *_perceptron(trunk.features + beside, MIXED),
-            *_perceptron(MIXED, MIXED),
-        )
-        self.features, self.class_features = trunk.features + MIXED, trunk.features
-
-    def train(self, mode: bool = True) -> "ShieldedBackbone":
-        r"""Sets the mode of all but the fast network, which stays in evaluation mode."""
-        super().train(mode)
-        self.trunk.eval()
-        return self
-
-    def merge(self) -> None:
-        r"""Does as :meth:`SpeedBackbone.merge` to the branch and to what mixes the features."""
-        for part in (self.branch, self.mixer):
-            if part is not None:
-                _merge_norms(part)
-
-    def content(self, x: Tensor) -> Tensor:
-        r"""Returns the class features, with shape :math:`(B, F)`; in training, to train on them."""
-        self.trunk.train(self.training)
-        try:
-            return self.trunk(x)
-        finally:
-            self.trunk.eval()
-
-    def forward(self, x: Tensor) -> Tensor:
-        r"""Returns the features, with shape :math:`(B, F + 128)`."""
-        first = self.trunk.whitened(x)
-        maps = [first]
-        for group in self.trunk.groups:
-            maps.append(group(maps[-1]))
-        read = [_largest(maps[-1])]
-        if self.reads == "layers":
-            read += [m.mean(dim=(2, 3)) for m in maps[1:-1]]
-        if self.training:
-            # Not by `no_grad`: autocast would keep the weights that it rounds there, for both passes.
-            read = [part.detach() for part in read]
-        if self.branch is not None:
-            own = self.branch(first)
-            read += [own.mean(dim=(2, 3)), _largest(own)]
-        return torch.cat([read[0], self.mixer(torch.cat(read, dim=1))], dim=1)
-
-
-def class_logits(model: Any, outputs: Any, x: Tensor) -> Tensor | None:  # noqa: ANN401
-    r"""Returns the class logits to train on; of a shielded network in a pass of their own.
-
-    Arguments:
-        model: The model in training.
-        outputs: What its `outputs` returned for the inputs.
-        x: The inputs, all of them ID images, with shape :math:`(B, *)`.
-    """
-    network = getattr(model, "network", model)
-    backbone = getattr(network, "backbone", None)
-    if not isinstance(backbone, ShieldedBackbone):
-        return outputs.logits
-    logits = logits_of(network.class_head, backbone.content(x))
-    # Under autocast they come in half precision, as all outputs that losses are given in single.
-    return None if logits is None else logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 @torch.no_grad()
@@ -243,15 +140,15 @@ def deployed(module: M, layers: Sequence[str] = ()) -> M:
     if any(layer.count(".") > 1 for layer in layers):
         return twin
     for part in list(twin.modules()):
-        if isinstance(part, SpeedBackbone | ShieldedBackbone):
+        if isinstance(part, SpeedBackbone):
             part.merge()
     return twin
 
 
 def _merge_norms(layers: nn.Sequential) -> None:
-    r"""Merges norms into affine layers that they follow, at once or after a pooling by the largest."""
+    r"""Merges norms into convolutions that they follow, at once or after a pooling by the largest."""
     for i, norm in enumerate(layers):
-        if not isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d):
+        if not isinstance(norm, nn.BatchNorm2d):
             continue
         pooled = i > 0 and isinstance(layers[i - 1], nn.MaxPool2d)
         at = i - 1 - pooled
@@ -259,16 +156,7 @@ def _merge_norms(layers: nn.Sequential) -> None:
         # Scales that are positive, and they alone, leave the largest of a cell the largest.
         if isinstance(before, nn.Conv2d) and not (pooled and (norm.weight <= 0).any()):
             layers[at] = fuse_conv_bn_eval(before, norm)
-        elif isinstance(before, nn.Linear):
-            layers[at] = fuse_linear_bn_eval(before, norm)
-        else:
-            continue
-        layers[i] = nn.Identity()
-
-
-def _largest(maps: Tensor) -> Tensor:
-    r"""Returns the largest value of each map, with shape :math:`(B, F)`."""
-    return F.max_pool2d(maps, maps.shape[2:]).flatten(1)
+            layers[i] = nn.Identity()
 
 
 def _kernels(rows: Tensor) -> Tensor:
@@ -291,23 +179,6 @@ def _group(inputs: int, outputs: int) -> nn.Sequential:
         nn.BatchNorm2d(outputs),
         nn.GELU(),
     )
-
-
-def _branch(width: int) -> nn.Sequential:
-    r"""Returns two cheap convolutions on the first layer's maps."""
-    return nn.Sequential(
-        nn.Conv2d(2 * VALUES, width, 3, stride=2, padding=1, bias=False),
-        nn.BatchNorm2d(width),
-        nn.GELU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(width, width, 3, padding=1, bias=False),
-        nn.BatchNorm2d(width),
-        nn.GELU(),
-    )
-
-
-def _perceptron(inputs: int, outputs: int) -> tuple[nn.Module, ...]:
-    return nn.Linear(inputs, outputs, bias=False), nn.BatchNorm1d(outputs), nn.GELU()
 
 
 def _convolution(inputs: int, outputs: int) -> nn.Conv2d:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..models import class_logits
 from ..paths import GaussianPath, Moments
 from ..paths.quadrature import composite_rule
 from .base import Batch, PathTerm, Ratio
@@ -35,8 +34,7 @@ class ClassLoss(EndTerm):
         self.smoothing = smoothing
 
     def loss(self, ratio: Ratio, batch: Batch, at: Mapping[str, Any]) -> Tensor:  # noqa: D102
-        ((name, x),) = self.points(batch).items()
-        logits = class_logits(ratio, at[name], x)
+        logits = at[self.names[0]].logits
         assert logits is not None, "the network has no class head"
         assert batch.label is not None, "the batch has no labels"
         return F.cross_entropy(

@@ -35,7 +35,6 @@ from ..models import (
     RatioModel,
     RBFBasis,
     ResNetBackbone,
-    ShieldedBackbone,
     SpeedBackbone,
     TimeConditionedMLP,
     TimeConditionedRatio,
@@ -170,14 +169,13 @@ def build_ratio(
     else:
         backbone = own_copy(backbone)
         features = count_features(backbone, (3, size, size) if dim is None else (dim,))
-    trained = objective.class_weight or objective.outlier_exposure
-    if not (trained and config.network.classes_head):
+    if not config.network.classes_head or not (
+        objective.class_weight or objective.outlier_exposure
+    ):
         classes = 0
-    shielded = config.network.shield != "none"
-    if classes < 2 and (shielded or config.estimator == "classifier"):
-        what = "network.shield:" if shielded else "estimator: a classifier"
-        raise UserError(f"{what} needs two ID classes, got {classes}.")
     if config.estimator == "classifier":
+        if classes < 2:
+            raise UserError(f"estimator: a classifier needs two ID classes, got {classes}.")
         return Classifier(backbone, features, classes, evaluation.score, evaluation.neighbours)
     if config.estimator == "direct":
         return DirectRatio(backbone, features, classes)
@@ -218,13 +216,11 @@ def build_backbone(config: Trained, dim: int | None = None) -> tuple[nn.Module, 
         UserError: If the network takes the other kind of inputs.
     """
     network, dim = config.network, _checked_dim(config, dim)
-    backbone: ResNetBackbone | SpeedBackbone | ShieldedBackbone | UNetEncoder | MLP
+    backbone: ResNetBackbone | SpeedBackbone | UNetEncoder | MLP
     if network.kind == "resnet":
         backbone = ResNetBackbone(network.width, network.depths, network.stem_stride, network.norm)
     elif network.kind == "speed":
         backbone = SpeedBackbone(network.width)
-        if network.shield != "none":
-            backbone = ShieldedBackbone(backbone, network.shield)
     elif network.kind == "unet":
         backbone = UNetEncoder([round(c * network.width) for c in CHANNELS])
     else:

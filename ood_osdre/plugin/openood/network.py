@@ -107,8 +107,7 @@ class OSDRENet(nn.Module):
             return_feature: Whether to return the features, with shape :math:`(B, F)`, too.
         """
         backbone, head = _parts(self.ratio)
-        # Of a shielded network, the class head's alone.
-        features = backbone(x)[:, : head.in_features]
+        features = backbone(x)
         logits = head(features)
         return (logits, features) if return_feature else logits
 
