@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-FILES = ("metrics.csv", "metrics.md", "scores.npz", "score_density.png", "run.json")
+FILES = ("metrics.csv", "metrics.md", "scores.npz", "score_density.png", "run.json", "report.html")
 
 
 def problems(folder: Path, min_val_auroc: float | None) -> Iterator[str]:

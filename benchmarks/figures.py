@@ -20,7 +20,8 @@ from records import RECORDS, Run, read_runs, record_of
 from studies import load_study
 from study_tables import rows_of
 
-from ood_osdre.evaluation.plots import STROKES, STYLE, draw_scores
+from ood_osdre.evaluation.plots import STROKES, STYLE
+from ood_osdre.evaluation.score_plots import draw_scores
 from ood_osdre.evaluation.scores import read_scores
 from ood_osdre.files import atomic_path
 

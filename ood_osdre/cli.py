@@ -108,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
         return UNFINISHED
     if first_process():
         several = args.seeds > 1 and not args.checkpoint
-        files = "Table, scores and plots by seed" if several else "Table, scores and plot"
+        files = "Table, page and scores by seed" if several else "Table, page and scores"
         print(f"{table.to_terminal()}\n\n{files}: {args.out}")
     return 0
 
@@ -122,8 +122,7 @@ def train_and_evaluate(args: argparse.Namespace) -> "MetricsTable | None":
     config = read_config(args, name)
 
     from .data import load_benchmark
-    from .evaluation.tables import aggregate
-    from .files import write_text_atomic
+    from .runs import join_seeds
 
     manifest = find_benchmark(config.benchmark, config.id, args.data_root, config.reference)
     config = config.replace(benchmark=config.benchmark or manifest.name)
@@ -154,11 +153,7 @@ def train_and_evaluate(args: argparse.Namespace) -> "MetricsTable | None":
             if table is None:
                 return None
             tables.append(table)
-        table = aggregate(tables)
-        if len(tables) > 1:
-            table.to_csv(args.out / "metrics.csv")
-            write_text_atomic(args.out / "metrics.md", table.to_markdown())
-    return table
+        return join_seeds(tables, args.out)
 
 
 def one_seed(

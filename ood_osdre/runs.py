@@ -1,13 +1,14 @@
 r"""What a run leaves: its test scores, once, its table and its record.
 
-A finished run folder holds `metrics.csv`, `metrics.md`, `scores.npz`, `score_density.png` and
-`run.json`, besides the selected model (`model.safetensors`) and `log.jsonl`. The table of a
-finished run is made from its scores, if its configuration and data are those of now.
+A finished run folder holds `metrics.csv`, `metrics.md`, `scores.npz`, `score_density.png`,
+`run.json` and, made of these, `report.html`, besides the selected model (`model.safetensors`) and
+`log.jsonl`. The table of a finished run is made from its scores, if its configuration and data are
+those of now.
 """
 
-__all__ = ["changes_sum", "evaluate_run", "finished_table", "scorer_of"]
+__all__ = ["changes_sum", "evaluate_run", "finished_table", "join_seeds", "scorer_of"]
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,11 @@ from .data.sets import hold_out_id
 from .detectors import Scorer, TrainedModel, read_model
 from .errors import UserError
 from .evaluation.evaluate import evaluate_benchmark, scoring_model
-from .evaluation.plots import draw_scores
 from .evaluation.records import RunRecord, differences, identity, read_record
+from .evaluation.report import report_beside
+from .evaluation.score_plots import draw_scores, score_label
 from .evaluation.scores import Scores, read_scores, write_scores
-from .evaluation.tables import HELD, MetricsTable
+from .evaluation.tables import HELD, MetricsTable, aggregate
 from .files import write_text_atomic
 from .models import SummedScore
 from .options import flat
@@ -72,9 +74,9 @@ def evaluate_run(
         return table
     title = f"{table.title}: {config.title}" if config.title else table.title
     write_scores(folder / "scores.npz", scores)
-    draw_scores(folder / "score_density.png", scores, title)
-    table.to_csv(folder / "metrics.csv")
-    write_text_atomic(folder / "metrics.md", table.to_markdown())
+    what = score_label(config.to_dict(), scores)
+    draw_scores(folder / "score_density.png", scores, title, what)
+    _write_table(folder, table)
     record = RunRecord(
         config=config.to_dict(),
         seed=config.training.seed,
@@ -103,7 +105,27 @@ def evaluate_run(
         },
     )
     record.write(folder / RECORD)
+    report_beside(folder, data)
     return table
+
+
+def join_seeds(tables: Sequence[MetricsTable], folder: Path) -> MetricsTable:
+    r"""Joins the tables of the seeds of a run and writes what a folder of several holds.
+
+    Arguments:
+        tables: The table of each seed, at least one.
+        folder: The folder that holds those of the seeds, or is the only one's.
+    """
+    table = aggregate(tables)
+    if len(tables) > 1 and distributed.is_first():
+        _write_table(folder, table)
+        report_beside(folder)
+    return table
+
+
+def _write_table(folder: Path, table: MetricsTable) -> None:
+    table.to_csv(folder / "metrics.csv")
+    write_text_atomic(folder / "metrics.md", table.to_markdown())
 
 
 def changes_sum(metadata: Mapping[str, Any], config: Config) -> bool:

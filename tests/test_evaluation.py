@@ -325,6 +325,9 @@ def test_a_run_leaves_its_folder_and_the_model_scores_alike(
     names = {p.name for p in folder.iterdir()}
     assert {"metrics.csv", "metrics.md", "scores.npz", "score_density.png", "run.json"} <= names
     assert (folder / "score_density.png").read_bytes().startswith(b"\x89PNG")
+    page = (folder / "report.html").read_text()
+    assert page.count("<img ") > 20
+    assert "Losses" in page
 
     record = json.loads((folder / "run.json").read_text())
     assert record["selection"] == selection

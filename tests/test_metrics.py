@@ -9,7 +9,13 @@ from numpy.typing import DTypeLike
 from sklearn.metrics import auc, precision_recall_curve, roc_curve
 
 from ood_osdre.errors import UserError
-from ood_osdre.evaluation.metrics import OODMetrics, check_scores, ood_metrics
+from ood_osdre.evaluation.metrics import (
+    OODMetrics,
+    check_scores,
+    curves,
+    ood_metrics,
+    threshold95,
+)
 
 # Few distinct values, hence many ties within and across the sets.
 TIED = st.lists(st.integers(-4, 4).map(float), min_size=1, max_size=60)
@@ -58,6 +64,18 @@ def test_is_exact_where_openood_drops_the_vertex() -> None:
     assert openood(scores, scores, drop_intermediate=True)[1] == 1.0
     assert openood(scores, scores, drop_intermediate=False)[1] == 0.95
     assert ood_metrics(scores, scores).fpr95 == 0.95
+
+
+@given(TIED, TIED)
+@tied
+def test_curves_and_thresholds_are_those_of_the_metrics(a: list[float], b: list[float]) -> None:
+    metrics, found = ood_metrics(a, b), curves(a, b)
+    areas = [np.trapezoid(y, x) for x, y in found]
+    np.testing.assert_allclose(areas, (metrics.auroc, metrics.aupr_in, metrics.aupr_out))
+    assert np.mean(np.array(a) <= threshold95(b)) == pytest.approx(metrics.fpr95)
+    kept = -threshold95(-np.array(a))
+    assert np.mean(np.array(b) >= kept) == pytest.approx(metrics.fpr95_id)
+    assert np.mean(np.array(b) < threshold95(b)) < 0.95 <= np.mean(np.array(b) <= threshold95(b))
 
 
 @given(TIED, TIED)

@@ -1,4 +1,4 @@
-r"""Tests for the ood_osdre.evaluation.plots module."""
+r"""Tests for the modules ood_osdre.evaluation.plots and .score_plots."""
 
 from pathlib import Path
 
@@ -8,8 +8,9 @@ import pytest
 from matplotlib import image
 from matplotlib.figure import Figure
 
-from ood_osdre.evaluation import plots
-from ood_osdre.evaluation.plots import draw_scores
+from ood_osdre.evaluation import score_plots as plots
+from ood_osdre.evaluation.plots import over_steps
+from ood_osdre.evaluation.score_plots import draw_scores, rankings, score_label
 from ood_osdre.evaluation.scores import Scores
 
 RNG = np.random.default_rng(0)
@@ -62,9 +63,18 @@ def test_draws_two_panels_with_shared_range(tmp_path: Path, figures: list[Figure
     assert left.get_xlabel() == right.get_xlabel() == "log-ratio (nats), larger = more ID"
     assert [ax.get_title() for ax in (left, right)] == ["Near OOD", "Far OOD"]
     assert figures[0].get_suptitle() == title
-    assert [name.split(":")[0] for name in legends[0]] == ["ID", "tin"]
-    assert legends[1][1] == "mnist: AUROC 100.00 (100 % further left)"
+    assert [name.split("\n")[0] for name in legends[0]] == ["id (ID)", "tin"]
+    assert legends[0][0].startswith("id (ID)\nn = 500; 95 % kept at ≥ ")
+    assert legends[1][1].startswith("mnist\nn = 400; AUROC 100.00; 95 % caught at ≤ -3")
+    assert legends[1][1].endswith(" (100 % further left)")
     assert "further" not in legends[0][1] + legends[1][2]
+
+    # One scale, and a line where 95 % of each set is caught, or kept.
+    assert left.get_ylim() == right.get_ylim()
+    marks = [line.get_xdata()[0] for line in left.lines if len(line.get_xdata()) == 2]
+    kept, caught = marks
+    assert np.mean(kept <= ID) == 0.95
+    assert np.mean(ID - 1 <= caught) == 0.95
 
     pixels = image.imread(tmp_path / "d.png")
     assert pixels.shape[1] > pixels.shape[0] > 500
@@ -105,3 +115,40 @@ def test_range_follows_the_id_scores() -> None:
     low, high = plots._range(ID, [SHAPES["thousands away"], ID - 3, SHAPES["both sides"]])
     assert -5 < low < np.quantile(ID - 3, 0.005)
     assert np.quantile(ID, 0.995) < high < 7
+
+
+def test_curves_hold_few_points_and_their_areas_are_those_of_the_metrics() -> None:
+    rng = np.random.default_rng(3)
+    scores = scores_of(rng.normal(1, 1, 3000), far={"a": rng.normal(0, 1, 2000)})
+    metrics = scores.metrics()["far"]["a"]
+    areas = metrics.auroc, metrics.aupr_out, metrics.aupr_in
+    for panel, area in zip(rankings(scores), areas, strict=True):
+        (line,) = panel.lines
+        assert line.x.size <= 402
+        assert (line.x.min(), line.x.max()) == (0, 1)
+        assert np.trapezoid(line.y, line.x) == pytest.approx(area, abs=2e-3)
+
+
+def test_over_steps_leaves_out_what_is_no_number() -> None:
+    entries = [
+        {"step": 1, "loss_total": 10.0, "val_near": 0.5, "val_log_mass_0": 1.0, "path": [1, 2]},
+        {"step": 2, "loss_total": float("nan"), "val_near": None},
+        {"step": None, "loss_total": 3.0},
+        {"step": 3, "loss_total": 0.1, "val_near": 0.75},
+    ]
+    losses, validation, calibration = over_steps("head", entries)
+    assert losses.title == "Losses of head"
+    assert (losses.lines[0].x.tolist(), losses.lines[0].y.tolist()) == ([1, 3], [10.0, 0.1])
+    assert losses.log
+    assert not validation.log
+    assert (validation.level, calibration.level) == (None, 0.0)
+    assert over_steps("", []) == []
+
+
+def test_what_scores_are_called() -> None:
+    scores = scores_of(ID, far={"a": ID})
+    classifier = {"estimator": "classifier", "evaluation": {"score": "msp"}}
+    assert score_label({"estimator": "one_step"}, scores) == "log-ratio (nats)"
+    assert score_label({**classifier, "head": {}}, scores) == "score of a classifier (msp)"
+    assert score_label({**classifier, "head": {"rank": 4}}, scores) == "log-ratio (nats)"
+    assert score_label({}, Scores(["a"])) == "sum of standardised parts"

@@ -25,7 +25,7 @@ References:
     | https://arxiv.org/abs/2306.09301
 """
 
-__all__ = ["OODMetrics", "check_scores", "ood_metrics"]
+__all__ = ["Curves", "OODMetrics", "check_scores", "curves", "ood_metrics", "threshold95"]
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -82,6 +82,51 @@ def ood_metrics(id_scores: ArrayLike, ood_scores: ArrayLike) -> OODMetrics:
         aupr_out=_area_under_precision_recall(*ood_first),
         fpr95_id=_false_positive_rate(*id_first),
     )
+
+
+class Curves(NamedTuple):
+    r"""The curves whose areas :func:`ood_metrics` returns, each with shape :math:`(2, V + 1)`.
+
+    They hold every vertex, one for each of the :math:`V` distinct scores, as fractions.
+
+    Attributes:
+        roc: The fraction of ID flagged, and that of OOD caught.
+        precision_in: Recall and precision with ID as positive.
+        precision_out: Recall and precision with OOD as positive.
+    """
+
+    roc: NDArray[np.float64]
+    precision_in: NDArray[np.float64]
+    precision_out: NDArray[np.float64]
+
+
+def curves(id_scores: ArrayLike, ood_scores: ArrayLike) -> Curves:
+    r"""Returns the curves of ID scores against one OOD set; for arguments see :func:`ood_metrics`."""
+    id_scores = check_scores("ID", id_scores)
+    ood_scores = check_scores("OOD", ood_scores)
+    true, false = _vertices(-ood_scores, -id_scores)
+    return Curves(
+        roc=np.stack([false / false[-1], true / true[-1]]),
+        precision_in=_precision_recall(*_vertices(id_scores, ood_scores)),
+        precision_out=_precision_recall(true, false),
+    )
+
+
+def threshold95(scores: ArrayLike) -> float:
+    r"""Returns the least score at or below which at least 95 % of the scores lie.
+
+    Of an OOD set it is the threshold of FPR@95: what scores no more is flagged. The threshold that
+    keeps at least 95 % of ID is that of the negative ID scores, negated.
+
+    Arguments:
+        scores: The scores, with shape :math:`(N)`.
+
+    Example:
+        >>> threshold95(range(100))
+        94.0
+    """
+    scores = np.sort(check_scores("OOD", scores))
+    return float(scores[-(-19 * scores.size // 20) - 1])
 
 
 def check_scores(
@@ -147,8 +192,12 @@ def _false_positive_rate(true: Counts, false: Counts) -> float:
     return float(false[first] / false[-1])
 
 
-def _area_under_precision_recall(true: Counts, false: Counts) -> float:
-    recall = true / true[-1]
+def _precision_recall(true: Counts, false: Counts) -> NDArray[np.float64]:
     # With nothing retrieved, precision is 1 by convention.
     precision = np.concatenate(([1.0], true[1:] / (true[1:] + false[1:])))
+    return np.stack([true / true[-1], precision])
+
+
+def _area_under_precision_recall(true: Counts, false: Counts) -> float:
+    recall, precision = _precision_recall(true, false)
     return float(np.sum(np.diff(recall) * (precision[1:] + precision[:-1]) / 2))

@@ -1,27 +1,33 @@
-r"""The density figure: where the scores of ID and OOD images lie.
-
-Two panels, near and far, show the same ID density against each OOD set, over one range of
-log-ratios. Densities are Gaussian kernel estimates with Scott's bandwidth, made robust, and a
-histogram where there is nothing to smooth: few images, or scores that are mostly equal.
-
-Outside both supports a log-ratio is unbounded, and a far set thousands of nats away would squeeze
-everything else into one line. So the range ends two widths of the ID scores beyond them, or
-earlier, where it holds the central 99 % of what each set has there; what lies outside is counted
-in the legend. Nothing is renormalised: a curve's area is the fraction of its set that is inside.
-
-Of a set of more than 10 000 images the curve shows 10 000 evenly spaced order statistics, which are
-deterministic and closer to the whole than a random subset. The AUROC in the legend is that of all
-images.
+r"""Panels: curves with names, drawn into an image or as an SVG element of a page.
 
 Matplotlib is imported here alone, whatever backend the environment names.
 """
 
-__all__ = ["STROKES", "STYLE", "Figure", "MaxNLocator", "draw_scores"]
+__all__ = [
+    "ID_STROKE",
+    "STROKES",
+    "STYLE",
+    "Array",
+    "Figure",
+    "Line",
+    "MaxNLocator",
+    "Panel",
+    "Stroke",
+    "as_svg",
+    "draw_panels",
+    "over_steps",
+    "stroke",
+    "swatch",
+]
 
+import html
+import io
+import math
 import os
+import re
 import sys
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 try:
     import matplotlib
@@ -36,26 +42,22 @@ except ValueError:
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, NullFormatter
 from numpy.typing import NDArray
-from scipy.stats import gaussian_kde
 
 from ..files import atomic_path
-from .metrics import ood_metrics
-from .scores import OOD_ROLES, Scores
-
-POINTS = 512
-BINS = 128
-SUBSAMPLE = 10_000
-REACH = 2.0
 
 Array = NDArray[np.float64]
 Dashes = str | tuple[int, tuple[float, ...]]
+Stroke = tuple[str, Dashes]
 
-ID_COLOR = "#4d4d4d"
+# What neither is pure black, which an SVG leaves out, nor looks otherwise.
+INK = "#010101"
+ID_STROKE: Stroke = ("#4d4d4d", "-")
 # Okabe and Ito's colour-blind-safe palette; the dashes tell sets apart in grey, too.
-STROKES: tuple[tuple[str, Dashes], ...] = (
+STROKES: tuple[Stroke, ...] = (
     ("#0072B2", "-"),
     ("#D55E00", (0, (5, 1.5))),
     ("#009E73", (0, (1, 1))),
@@ -63,6 +65,8 @@ STROKES: tuple[tuple[str, Dashes], ...] = (
     ("#E69F00", (0, (8, 2))),
     ("#56B4E9", (0, (2, 1))),
 )
+PAGE_COLORS = {INK: "currentColor", ID_STROKE[0]: "var(--id)"}
+PAGE_COLORS |= {color: f"var(--s{i})" for i, (color, _) in enumerate(STROKES)}
 # Any, as the names of the parameters differ between versions of Matplotlib.
 STYLE: dict[Any, Any] = {
     "axes.edgecolor": "#333333",
@@ -86,110 +90,181 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def draw_scores(path: str | os.PathLike[str], scores: Scores, title: str) -> None:
-    r"""Draws the density of the ID scores against each near and each far set, a panel each.
+class Line(NamedTuple):
+    r"""A curve of a panel.
+
+    Attributes:
+        name: What it is of.
+        x: Where it has values, with shape :math:`(G)`; or the edges of bins, :math:`(G + 1)`.
+        y: The values, with shape :math:`(G)`.
+        stroke: Its colour and dashes.
+        note: What else the legend says.
+        mark: Where a thin vertical line of its colour is drawn, None for nowhere.
+    """
+
+    name: str
+    x: Array
+    y: Array
+    stroke: Stroke
+    note: str = ""
+    mark: float | None = None
+
+
+class Panel(NamedTuple):
+    r"""One pair of axes.
+
+    Attributes:
+        title: The title.
+        x: The label of the x-axis, with its unit.
+        y: The label of the y-axis, with its unit.
+        lines: The curves.
+        xlim: The ends of the x-axis, None to fit.
+        ylim: The ends of the y-axis, None to fit.
+        level: Where a thin horizontal line is drawn, None for nowhere.
+        fill: Whether the areas below the curves are filled.
+        log: Whether the y-axis is logarithmic.
+    """
+
+    title: str
+    x: str
+    y: str
+    lines: Sequence[Line]
+    xlim: tuple[float, float] | None = None
+    ylim: tuple[float, float] | None = None
+    level: float | None = None
+    fill: bool = False
+    log: bool = False
+
+
+def stroke(index: int) -> Stroke:
+    r"""Returns the colour and dashes of the curve of an index; they come again after six."""
+    return STROKES[index % len(STROKES)]
+
+
+def draw_panels(path: str | os.PathLike[str], panels: Sequence[Panel], title: str) -> None:
+    r"""Draws panels side by side on common axes, a legend below each, into an image.
 
     Arguments:
         path: The image to write, atomically; its suffix is the format.
-        scores: The scores of one ID set and at least one OOD set; a role without sets has no panel.
-        title: The title, which names the benchmark.
+        panels: The panels, at least one.
+        title: The title of the figure.
     """
-    roles = [role for role in OOD_ROLES if scores.of(role)]
-    rows = 1 + max(len(scores.of(role)) for role in roles)
-    size = 0.6 + 3.6 * len(roles), 2.9 + 0.18 * rows  # in inches
+    rows = max(len(panel.lines) for panel in panels)
+    size = 0.6 + 3.8 * len(panels), 2.9 + 0.33 * rows  # in inches
     with matplotlib.rc_context(STYLE), atomic_path(path) as temporary:
         figure = Figure(figsize=size, layout="constrained")
         FigureCanvasAgg(figure)
         figure.suptitle(title, fontsize=11)
-        axes = figure.subplots(1, len(roles), squeeze=False, sharex=True)[0]
-        _draw_panels(axes, scores, roles)
-        for ax, role in zip(axes, roles, strict=True):
-            ax.set_title(f"{role.capitalize()} OOD")
-        axes[0].set_ylabel("density" if scores.parts else "density (1/nat)")
+        axes = figure.subplots(1, len(panels), squeeze=False, sharex=True, sharey=True)[0]
+        for ax, panel in zip(axes, panels, strict=True):
+            _draw(ax, panel)
+            ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), handlelength=2.5)
+            ax.label_outer()
         figure.savefig(temporary, dpi=200)
 
 
-def _draw_panels(axes: Iterable[Axes], scores: Scores, roles: Sequence[str]) -> None:
-    r"""Draws, for each role, the ID density against its sets, over one range."""
-    (id_set,) = scores.of("id").values()
-    what = "sum of standardised parts" if scores.parts else "log-ratio (nats)"
-    low, high = _range(id_set.score, [s.score for r in roles for s in scores.of(r).values()])
-    id_label = f"ID{_outside(id_set.score, low, high)}"
-    x, y = _density(id_set.score, low, high)
-    for ax, role in zip(axes, roles, strict=True):
-        _draw(ax, x, y, id_label, ID_COLOR, "-", fill=0.25)
-        top = y.max()
-        for i, (name, s) in enumerate(scores.of(role).items()):
-            auroc = 100 * ood_metrics(id_set.score, s.score).auroc
-            label = f"{name}: AUROC {auroc:.2f}{_outside(s.score, low, high)}"
-            curve = _density(s.score, low, high)
-            top = max(top, curve[1].max())
-            _draw(ax, *curve, label, *STROKES[i % len(STROKES)], fill=0.08)
-        # A set of nearly equal scores may tower over a smooth ID density, which has to stay visible.
-        is_smooth = x.size == y.size
-        ax.set_xlim(low, high)
-        ax.set_ylim(0, 1.05 * (min(top, 4 * y.max()) if is_smooth else top))
-        ax.set_xlabel(f"{what}, larger = more ID")
-        ax.locator_params(axis="y", nbins=5)
-        ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), handlelength=2.5)
+def over_steps(stage: str, entries: Sequence[Mapping[str, Any]]) -> list[Panel]:
+    r"""Returns the losses, the validation and the calibration of a training over its steps.
 
+    Those of calibration have a level, 0, at which a ratio would be exact.
 
-def _draw(
-    ax: Axes, x: Array, y: Array, label: str, color: str, dashes: Dashes, fill: float
-) -> None:
-    r"""Draws a density that :func:`_density` estimated."""
-    style: dict[str, Any] = {"color": color, "linestyle": dashes, "linewidth": 1.5, "label": label}
-    if x.size == y.size:
-        ax.plot(x, y, **style)
-        ax.fill_between(x, y, color=color, alpha=fill, linewidth=0)
-    else:
-        ax.stairs(y, x, **style)
-        ax.stairs(y, x, color=color, alpha=fill, fill=True, linewidth=0)
-
-
-def _outside(scores: Array, low: float, high: float) -> str:
-    r"""Says how much of a set lies beyond either end, where it is 1 % or more."""
-    left, right = 100 * np.mean(scores < low), 100 * np.mean(scores > high)
-    parts = [f"{left:.0f} % further left"] if left >= 1 else []
-    parts += [f"{right:.0f} % further right"] if right >= 1 else []
-    return f" ({', '.join(parts)})" if parts else ""
-
-
-def _range(id_scores: Array, others: list[Array]) -> tuple[float, float]:
-    r"""Finds the range to draw, a little beyond the scores that are within reach of the ID's."""
-    start, stop = np.quantile(id_scores, (0.005, 0.995))
-    # ID scores that are all equal have no width to measure by.
-    reach = REACH * (stop - start) or np.inf
-    ends = [(start, stop)]
-    for scores in others:
-        within = scores[(scores >= start - reach) & (scores <= stop + reach)]
-        if within.size >= 0.01 * scores.size:
-            ends.append(np.quantile(within, (0.005, 0.995)))
-    low, high = float(np.min(ends)), float(np.max(ends))
-    margin = 0.05 * (high - low) or 1.0
-    return low - margin, high + margin
-
-
-def _density(scores: Array, low: float, high: float) -> tuple[Array, Array]:
-    r"""Estimates the density of a set between two scores, per nat.
-
-    Returns:
-        Grid points and a smooth density there, both with shape :math:`(G)`, or the edges of bins
-        :math:`(G + 1)` and a histogram :math:`(G)`.
+    Arguments:
+        stage: The name of the stage, "" for the only one.
+        entries: What was logged, named numbers with their `step`; what is no number is left out.
     """
-    if scores.size > SUBSAMPLE:
-        ranks = (np.arange(SUBSAMPLE) + 0.5) / SUBSAMPLE * scores.size
-        scores = np.sort(scores)[ranks.astype(np.int64)]
-    inside = scores[(scores >= low) & (scores <= high)]
-    spread = np.subtract(*np.quantile(inside, (0.75, 0.25))) if inside.size > 9 else 0.0
-    if spread <= 1e-9 * (high - low):
-        heights, edges = np.histogram(inside, bins=BINS, range=(low, high))
-        return edges, heights / (scores.size * np.diff(edges))
-    grid = np.linspace(low, high, POINTS)
-    scale = min(inside.std(), spread / 1.34)
-    # Narrower than the grid, a kernel would fall between its points.
-    bandwidth = max(1.06 * scale * inside.size**-0.2, grid[1] - grid[0])
-    # Images just outside carry part of the density inside.
-    used = scores[(scores >= low - 5 * bandwidth) & (scores <= high + 5 * bandwidth)]
-    kernel = gaussian_kde(used, bw_method=bandwidth / used.std(ddof=1))
-    return grid, kernel(grid) * used.size / scores.size
+    entries = [e for e in entries if _is_number(e.get("step"))]
+    names = list(dict.fromkeys(name for entry in entries for name in entry))
+    watched = ("val_near", "val_far", "val_auroc", "val_accuracy", "held_out_auroc")
+    groups: dict[str, tuple[str, list[str]]] = {
+        "Losses": ("loss", [n for n in names if n.startswith("loss_") or n == "held_out"]),
+        "Validation": ("fraction", [n for n in names if n in watched]),
+        "Calibration": ("nats", [n for n in names if n.endswith(("log_mass_0", "log_mass_1"))]),
+    }
+    panels = []
+    for title, (label, keys) in groups.items():
+        lines = []
+        for key in keys:
+            points = [(e["step"], e[key]) for e in entries if _is_number(e.get(key))]
+            if points:
+                x, y = np.array(points, dtype=np.float64).T
+                lines.append(Line(key, x, y, stroke(len(lines)), f"last {y[-1]:.4g}"))
+        ends = [end for line in lines for end in (line.y.min(), line.y.max())]
+        # Losses often fall by orders of magnitude in the first steps.
+        log = label == "loss" and bool(ends) and 0 < 30 * min(ends) < max(ends)
+        level = 0.0 if title == "Calibration" else None
+        if lines:
+            title = f"{title} of {stage}" if stage else title
+            panels.append(Panel(title, "step", label, lines, level=level, log=log))
+    return panels
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def swatch(style: Stroke) -> str:
+    r"""Returns a short line in a colour and dashes, as an SVG element for the legend of a page."""
+    color, dashes = style
+    pattern = " ".join(f"{2 * d:g}" for d in (dashes[1] if isinstance(dashes, tuple) else ()))
+    return (
+        f'<svg viewBox="0 0 32 8" aria-hidden="true"><path d="M 0 4 L 32 4" fill="none" '
+        f'style="stroke: {PAGE_COLORS[color]}; stroke-width: 2; '
+        f'stroke-dasharray: {pattern or "none"}"/></svg>'
+    )
+
+
+def as_svg(panel: Panel, salt: str) -> str:
+    r"""Returns a panel, without its title and a legend, as an SVG element to stand in a page.
+
+    It has no background, and its colours are the page's: the ink is `currentColor`, the ID curve
+    the property `--id`, and the others are `--s0` to `--s5`.
+
+    Arguments:
+        panel: The panel.
+        salt: What no other figure of the page has: names within the figure are made of it.
+    """
+    style = STYLE | {f"{part}.color": INK for part in ("text", "xtick", "ytick")}
+    style |= {"axes.edgecolor": INK, "axes.labelcolor": INK, "svg.fonttype": "none"}
+    with matplotlib.rc_context(style | {"svg.hashsalt": salt}):
+        figure = Figure(figsize=(4.0, 2.7), layout="constrained")
+        FigureCanvasSVG(figure)
+        _draw(figure.subplots(), panel._replace(title=""))
+        file = io.StringIO()
+        nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        figure.savefig(file, format="svg", transparent=True, metadata=nothing)
+    box, text = re.findall(r'<svg [^>]*(viewBox="[^"]*")[^>]*>(.*)', file.getvalue(), re.DOTALL)[0]
+    text = re.sub(r"<(metadata|style)\b.*?</\1>", "", text, flags=re.DOTALL)
+    text = re.sub(r'font-family: [^;"]*; |(?<=<g) id="[^"]*"|xlink:(?=href)', "", text)
+    # A hundredth of a point is enough; the numbers at the ticks are no attributes.
+    text = re.sub(r'="[^"]*"', lambda m: re.sub(r"(\.\d\d)\d+", r"\1", m[0]), text)
+    for color, name in PAGE_COLORS.items():
+        text = text.replace(f": {color.lower()}", f": {name}")
+    return f'<svg {box} role="img" aria-label="{html.escape(panel.title)}">{text}'
+
+
+def _draw(ax: Axes, panel: Panel) -> None:
+    r"""Draws a panel."""
+    for i, line in enumerate(panel.lines):
+        (color, dashes), fill = line.stroke, 0.08 if i else 0.25
+        x, y, label = line.x, line.y, "\n".join(filter(None, (line.name, line.note)))
+        style: dict[str, Any] = {"color": color, "linestyle": dashes, "linewidth": 1.5}
+        if x.size == y.size:
+            ax.plot(x, y, label=label, marker="." if x.size == 1 else None, **style)
+        else:
+            ax.stairs(y, x, label=label, **style)
+        if panel.fill and x.size == y.size:
+            ax.fill_between(x, y, color=color, alpha=fill, linewidth=0)
+        elif panel.fill:
+            ax.stairs(y, x, color=color, alpha=fill, fill=True, linewidth=0)
+        if line.mark is not None:
+            ax.axvline(line.mark, color=color, linestyle=dashes, linewidth=0.8)
+    if panel.level is not None:
+        ax.axhline(panel.level, color=INK, linewidth=0.5)
+    if panel.log:
+        ax.set_yscale("log")
+        ax.yaxis.set_major_formatter("{x:g}")
+        ax.yaxis.set_minor_formatter(NullFormatter())
+    else:
+        ax.locator_params(axis="y", nbins=5)
+    ax.set(title=panel.title, xlabel=panel.x, ylabel=panel.y)
+    ax.set(**{k: v for k in ("xlim", "ylim") if (v := getattr(panel, k)) is not None})

@@ -1,0 +1,343 @@
+r"""`report.html`: a run, an evaluation or the average of several seeds as one page to look at.
+
+The page is made from the files of a folder alone, at any time, and needs no network: figures are in
+it as SVG, images as small JPEGs. Those that the scorer gets most wrong are shown if the benchmark's
+images are at hand, and else their names. What a folder does not hold has no section.
+"""
+
+__all__ = ["REPORT", "report_beside", "write_report"]
+
+import base64
+import io
+import json
+import logging
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jinja2
+import numpy as np
+import pandas as pd
+from markupsafe import Markup
+from PIL import Image
+
+from ..data.sets import group_of
+from ..errors import UserError, one_line
+from ..files import local, write_text_atomic
+from ..options import flat
+from ..training.checkpoint import checkpoint_path, read_checkpoint
+from ..training.run import LOG, RECORD
+from .calibration import SplitConformal
+from .metrics import threshold95
+from .plots import as_svg, over_steps, swatch
+from .score_plots import densities, rankings, score_label
+from .scores import OOD_ROLES, Scores, read_scores
+from .tables import COLUMNS
+
+if TYPE_CHECKING:
+    from ..data import BenchmarkData, ImageSet
+
+REPORT = "report.html"
+# The seeds of an average that are drawn in its page; each has one of its own, too.
+SEEDS = 3
+# Images of an OOD set; of an ID class, while there are few of them, and with many.
+PER_SET, PER_CLASS, PER_CLASS_OF_MANY, FEW = 12, 6, 3, 20
+# The side of an image in pixels, and the bytes that all of them may take.
+SIDE, SIDE_OF_MANY, BYTES = 64, 32, 800_000
+
+# The checkpoint in which a detector keeps its calibrated decision.
+CALIBRATION = "calibration"
+# The numbers of :class:`~ood_osdre.evaluation.calibration.Calibration`, as a page names them.
+CALIBRATED = {
+    "log_mass_0": "log E₀[r], in nats",
+    "log_mass_1": "log E₁[1/r], in nats",
+    "posterior_error": "calibration error of 1 / (1 + 1/r), a fraction",
+}
+
+Row = dict[str, Any]
+
+log = logging.getLogger(__name__)
+
+
+class Cell(NamedTuple):
+    r"""An image of the gallery: its name, its score and, if it is at hand, its data URL."""
+
+    name: str
+    score: float
+    source: str | None
+
+
+class Wrong(NamedTuple):
+    r"""A row of the gallery: what it is of, how often that goes wrong, and the worst images."""
+
+    title: str
+    note: str
+    cells: list[Cell]
+
+
+def report_beside(folder: Path, data: "BenchmarkData | None" = None) -> None:
+    r"""Writes the page of a finished run, which stays finished if that fails: a warning says so.
+
+    Arguments are those of :func:`write_report`.
+    """
+    try:
+        write_report(folder, data)
+    except Exception as error:  # noqa: BLE001 - a page is never worth a run
+        kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+        log.warning("%s: not written (%s%s)", folder / REPORT, kind, one_line(error, 200))
+
+
+def write_report(folder: Path, data: "BenchmarkData | None" = None) -> Path:
+    r"""Writes `report.html` into a run folder, atomically.
+
+    Arguments:
+        folder: The folder of a run, of an evaluation, or of several seeds.
+        data: The benchmark, for its images; None for a page without.
+
+    Returns:
+        The page.
+
+    Raises:
+        UserError: If the folder holds no run, a file of it is damaged, or the page cannot be written.
+    """
+    folder = local(folder)
+    seeds = sorted(folder.glob(f"seed-*/{RECORD}"), key=lambda p: (len(p.parent.name), p))
+    sources = [folder] if (folder / RECORD).is_file() or not seeds else [p.parent for p in seeds]
+    record, table = _record(sources[0]), _table(folder)
+    has_more = (folder / LOG).is_file() or checkpoint_path(folder, CALIBRATION).is_file()
+    if not record and table is None and not has_more:
+        raise UserError(f"{folder}: no run to report on, expected {RECORD} or metrics.csv")
+    config, name = record.get("config", {}), folder.resolve().name
+    benchmark = record.get("benchmark") if table is None else table["benchmark"].iloc[0]
+    facts = _facts(record, sources)
+    seed = f"seed {facts['seed']}" if "seed" in facts else ""
+    text = _template().render(
+        title=benchmark or name,
+        subtitle=[config.get("title"), name if benchmark else "", seed, facts.get("created")],
+        columns=list(COLUMNS.values()),
+        rows=[] if table is None else list(_rows(table)),
+        notes=_notes(folder),
+        runs=[_run(source, data if source == folder else None) for source in sources[:SEEDS]],
+        seeds=[_seed(source, folder) for source in sources] if seeds[1:] else [],
+        facts=facts,
+        sets=_sets(record),
+        options=flat(config),
+    )
+    write_text_atomic(folder / REPORT, text)
+    return folder / REPORT
+
+
+def _template() -> jinja2.Template:
+    r"""Returns the template of a page."""
+    pages = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    numbers = count()  # of the figures, whose inner names must differ
+    pages.filters["svg"] = lambda panel: Markup(as_svg(panel, f"figure {next(numbers)}"))
+    pages.filters["swatch"] = lambda line: Markup(swatch(line.stroke))
+    return pages.get_template(REPORT)
+
+
+def _record(folder: Path) -> dict[str, Any]:
+    r"""Returns the record of a run as it was written; empty if there is none."""
+    path = folder / RECORD
+    if not path.is_file():
+        return {}
+    try:
+        record = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path}: not a run record ({one_line(error, 80)})") from None
+    if not isinstance(record, dict):
+        raise UserError(f"{path}: not a run record (got {type(record).__name__})")
+    return record
+
+
+def _table(folder: Path) -> pd.DataFrame | None:
+    r"""Returns the table of a run, the ID row first; None if there is none."""
+    path = folder / "metrics.csv"
+    if not path.is_file():
+        return None
+    try:
+        table = pd.read_csv(path, keep_default_na=False, dtype=str)
+        table[["benchmark", "set", "role", "images", *COLUMNS.values()]]
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"{path}: not the table of a run ({one_line(error, 80)})") from None
+    return table
+
+
+def _rows(table: pd.DataFrame) -> Iterator[Row]:
+    r"""Yields, for each row of metrics, its name, role, images and cells, in percent."""
+    for _, row in table[table["role"] != "id"].iterrows():
+        cells = []
+        for column in COLUMNS.values():
+            deviation = row.get(f"{column}_std", "")
+            cells.append(_fixed(row[column]) + (f" ± {_fixed(deviation)}" if deviation else ""))
+        images = f"{int(row['images']):,}" if row["images"] else ""
+        yield {"set": row["set"], "role": row["role"], "images": images, "cells": cells}
+
+
+def _fixed(text: str) -> str:
+    return f"{float(text):.2f}" if text else ""
+
+
+def _notes(folder: Path) -> list[str]:
+    r"""Returns the notes below the table, which its Markdown file has."""
+    path = folder / "metrics.md"
+    lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
+    return [line.removeprefix("- ") for line in lines if line.startswith("- ")]
+
+
+def _seed(source: Path, folder: Path) -> Row:
+    r"""Returns the name, page and AUROC of a seed."""
+    table = _table(source)
+    auroc = {} if table is None else dict(zip(table["set"], table["AUROC"], strict=True))
+    return {
+        "name": source.name,
+        "page": f"{source.relative_to(folder).as_posix()}/{REPORT}",
+        "auroc": {name: _fixed(text) for name, text in auroc.items() if text},
+    }
+
+
+def _run(folder: Path, data: "BenchmarkData | None") -> Row:
+    r"""Returns what is drawn of a run."""
+    record, conformal = _record(folder), _conformal(folder)
+    run: Row = {"name": folder.name, "conformal": conformal, "flagged": []}
+    run |= {"densities": [], "rankings": [], "gallery": []}
+    if (folder / "scores.npz").is_file():
+        scores = read_scores(folder / "scores.npz")
+        what = score_label(record.get("config", {}), scores)
+        run |= {"what": what, "densities": densities(scores, what), "rankings": rankings(scores)}
+        run["gallery"] = list(_gallery(scores, data))
+        run["flagged"] = _flagged(scores, conformal)
+    panels = [p for stage in _histories(folder, record).items() for p in over_steps(*stage)]
+    run["training"] = [panel for panel in panels if panel.level is None]
+    run["masses"] = [panel for panel in panels if panel.level is not None]
+    best = record.get("validation", {}).get("best", {})
+    found = [{k: best.get(p + k) for k in CALIBRATED} for p in ("val_", "held_out_")]
+    known = [values for values in found if None not in values.values()]
+    run["calibration"] = {CALIBRATED[k]: v for k, v in known[0].items()} if known else {}
+    return run
+
+
+def _conformal(folder: Path) -> SplitConformal | None:
+    r"""Returns the calibrated decision that a detector's folder holds; None if it has none."""
+    if not checkpoint_path(folder, CALIBRATION).is_file():
+        return None
+    tensors, metadata, _ = read_checkpoint(folder, CALIBRATION)
+    if "scores" not in tensors or metadata.get("alpha") is None:
+        return None
+    return SplitConformal(tensors["scores"].numpy(), metadata["alpha"])
+
+
+def _flagged(scores: Scores, conformal: SplitConformal | None) -> list[tuple[str, float]]:
+    r"""Returns the share of each set that a calibrated decision flags."""
+    if conformal is None:
+        return []
+    sets = {n: s for role in ("id", *OOD_ROLES) for n, s in scores.of(role).items()}
+    return [(name, float(conformal.flagged(s.score).mean())) for name, s in sets.items()]
+
+
+def _histories(folder: Path, record: Mapping[str, Any]) -> dict[str, list[Row]]:
+    r"""Returns what each stage logged; without logs, the validations that the record holds."""
+    found = {}
+    for path in sorted(folder.rglob(LOG)):
+        entries = []
+        for line in path.read_text(errors="replace").splitlines():
+            try:
+                entries.append(json.loads(line))
+            except (ValueError, RecursionError):
+                continue  # a line that was damaged
+        name = path.parent.relative_to(folder).as_posix()
+        found["" if name == "." else name] = entries
+    return found or {"": record.get("validation", {}).get("history", [])}
+
+
+def _gallery(scores: Scores, data: "BenchmarkData | None") -> Iterator[Wrong]:
+    r"""Yields the images of each OOD set most taken for ID, then those of each class most rejected.
+
+    Images end where all together would take too much of the page; the names go on.
+    """
+    (of_id,) = scores.of("id").values()
+    kept, left = -threshold95(-of_id.score), BYTES
+    rows = []
+    for role in OOD_ROLES:
+        for name, s in scores.of(role).items():
+            order = np.argsort(-s.score, kind="stable")[:PER_SET]
+            share = float(np.mean(s.score >= kept))
+            note = f"{100 * share:.1f} % of {s.score.size:,} score at least {kept:.4g}"
+            images = None if data is None else getattr(data, role).get(name)
+            rows.append((f"{name}: most taken for ID", note, s, order, images))
+    classes = np.unique(of_id.label)
+    each = PER_CLASS if len(classes) <= FEW else PER_CLASS_OF_MANY
+    for label in classes:
+        own = np.flatnonzero(of_id.label == label)
+        order = own[np.argsort(of_id.score[own], kind="stable")][:each]
+        share = float(np.mean(of_id.score[own] < kept))
+        groups = {group_of(of_id.name[i]) for i in own} - {str(label), ""}
+        title = f"class {label}" + (f" ({groups.pop()})" if len(groups) == 1 else "")
+        note = f"{100 * share:.1f} % of {own.size:,} score less than {kept:.4g}"
+        images = None if data is None else data.id_test
+        rows.append((f"ID {title}: most rejected", note, of_id, order, images))
+    side = SIDE if len(rows) <= FEW else SIDE_OF_MANY
+    for title, note, s, order, images in rows:
+        # Scores of other images than these, of an old run, say.
+        known = images is not None and list(images.names) == s.name
+        cells = []
+        for i in order:
+            source = _thumbnail(images, int(i), side) if known and left > 0 else None
+            left -= len(source or "")
+            cells.append(Cell(s.name[i], float(s.score[i]), source))
+        yield Wrong(title, note, cells)
+
+
+def _thumbnail(images: "ImageSet", index: int, side: int) -> str:
+    r"""Returns the data URL of an image, made smaller if it is larger than a side."""
+    image, file = Image.fromarray(np.asarray(images.images[index])), io.BytesIO()
+    image.thumbnail((side, side))
+    image.save(file, "JPEG", quality=85, subsampling=0)
+    return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+def _facts(record: Mapping[str, Any], sources: Sequence[Path]) -> dict[str, str]:
+    r"""Returns what has to be known to repeat a run, in words."""
+    commit, results = record.get("commit"), record.get("results", {})
+    seeds = [_record(source).get("seed") for source in sources]
+    facts = {
+        "seed": ", ".join(str(seed) for seed in seeds if seed is not None),
+        "commit": commit["revision"] + (" with changes" if commit["dirty"] else "")
+        if commit
+        else "",
+        "command": shlex.join(map(str, record.get("command", []))),
+        "created": record.get("created", ""),
+        "device": record.get("device"),
+        "training": _seconds(record.get("train_seconds")),
+        "scoring": _seconds(record.get("score_seconds")),
+        "parameters": f"{results['parameters']:,}" if results.get("parameters") else "",
+        "selection": record.get("selection"),
+        "versions": ", ".join(f"{k} {v}" for k, v in record.get("versions", {}).items()),
+        "machine": ", ".join(str(v) for v in record.get("platform", {}).values() if v),
+    }
+    return {key: value for key, value in facts.items() if value}
+
+
+def _seconds(value: float | None) -> str:
+    return "" if value is None else f"{value:,.1f} s"
+
+
+def _sets(record: Mapping[str, Any]) -> list[Row]:
+    r"""Returns the role, name, count and checksum of each set that the record names."""
+    data = record.get("data", {})
+    counts, rows = data.get("counts", {}), []
+    for key, checksum in data.get("checksums", {}).items():
+        role, _, name = key.partition("/")
+        count = counts.get(f"{name}_test" if role == "id_test" else name)
+        if role not in ("id_test", *OOD_ROLES):
+            count = None  # a set that is trained on may have a scored one's name
+        rows.append({"role": role, "name": name, "count": count, "checksum": str(checksum)})
+    return rows
