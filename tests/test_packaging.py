@@ -57,6 +57,15 @@ def test_yaml_folders_travel_as_package_data(setup: configparser.ConfigParser, k
     assert names(kind)
 
 
+def test_the_page_s_template_travels_as_package_data(setup: configparser.ConfigParser) -> None:
+    folder = ROOT / "ood_osdre" / "evaluation"
+    patterns = setup["options.package_data"]["ood_osdre.evaluation"].split(",")
+    shipped = {path for pattern in patterns for path in folder.glob(pattern.strip())}
+    # Read at run time, so all that is no code has to be in the wheel.
+    assert {p for p in folder.iterdir() if p.is_file() and p.suffix != ".py"} == shipped
+    assert len(shipped) == 2
+
+
 def test_version_is_stated_once(setup: configparser.ConfigParser) -> None:
     assert setup["metadata"]["version"] == "attr: ood_osdre.__version__"
     citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")

@@ -23,6 +23,7 @@ from ood_osdre.evaluation.records import RunRecord
 from ood_osdre.evaluation.report import report_beside, write_report
 from ood_osdre.evaluation.scores import Scores, read_scores, write_scores
 from ood_osdre.evaluation.tables import MetricsTable
+from ood_osdre.runs import join_seeds
 from ood_osdre.training.checkpoint import write_checkpoint
 
 VOID = {"meta", "img", "br", "link", "hr", "input"}
@@ -115,6 +116,13 @@ def run(tmp_path_factory: pytest.TempPathFactory, data: BenchmarkData) -> Path:
     return folder
 
 
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch) -> None:
+    r"""Leaves out the figures, which take most of a page's time."""
+    for name in ("densities", "rankings", "over_steps"):
+        monkeypatch.setattr(report, name, lambda *args: [])
+
+
 def test_the_page_is_whole_and_asks_for_nothing(run: Path) -> None:
     text = (run / "report.html").read_text()
     page, tags = Page(text), {tag for tag, _ in Page(text).elements}
@@ -176,6 +184,7 @@ def test_the_gallery_shows_the_worst_images(run: Path, data: BenchmarkData) -> N
     assert float(page.texts[caption - 1]) == pytest.approx(tin.score.max(), rel=1e-3)
 
 
+@pytest.mark.usefixtures("bare")
 def test_without_images_there_are_names(run: Path, data: BenchmarkData, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "again")
     others = {"tin": images_of([f"other/{i}.png" for i in range(40)])}
@@ -186,9 +195,8 @@ def test_without_images_there_are_names(run: Path, data: BenchmarkData, tmp_path
         assert len(page.of("figcaption", "title")) == 2 * report.PER_SET + 3 * report.PER_CLASS
 
 
-def test_many_classes_stay_a_small_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "densities", lambda *args: [])
-    monkeypatch.setattr(report, "rankings", lambda *args: [])
+@pytest.mark.usefixtures("bare")
+def test_many_classes_stay_a_small_file(tmp_path: Path) -> None:
     names = [f"{i}.png" for i in range(1500)]
     noise = np.random.default_rng(0).integers(0, 256, (1500, 64, 64, 3), np.uint8)
     own, empty = ImageSet(noise, np.arange(1500) % 500, names), ImageSet.empty(64)
@@ -203,10 +211,12 @@ def test_many_classes_stay_a_small_file(tmp_path: Path, monkeypatch: pytest.Monk
     assert path.read_text().count("<figcaption") == 1501
 
 
-def test_seeds_have_one_page_that_leads_to_theirs(tmp_path: Path, data: BenchmarkData) -> None:
+def test_seeds_have_one_page_that_leads_to_theirs(
+    tmp_path: Path, data: BenchmarkData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "densities", lambda *args: [])
+    monkeypatch.setattr(report, "over_steps", lambda *args: [])
     tables = [make_run(tmp_path / f"seed-{i}", data, seed=i) for i in (0, 1)]
-    from ood_osdre.runs import join_seeds
-
     table = join_seeds(tables, tmp_path)
     text = (tmp_path / "report.html").read_text()
     page = Page(text)
@@ -220,6 +230,7 @@ def test_seeds_have_one_page_that_leads_to_theirs(tmp_path: Path, data: Benchmar
     assert len(ids) == len(set(ids))
 
 
+@pytest.mark.usefixtures("bare")
 def test_a_calibrated_decision_is_told(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "own")
     tensors = {"scores": torch.arange(39.0) / 10}

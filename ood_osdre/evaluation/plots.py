@@ -182,7 +182,7 @@ def over_steps(stage: str, entries: Sequence[Mapping[str, Any]]) -> list[Panel]:
     }
     panels = []
     for title, (label, keys) in groups.items():
-        lines = []
+        lines: list[Line] = []
         for key in keys:
             points = [(e["step"], e[key]) for e in entries if _is_number(e.get(key))]
             if points:

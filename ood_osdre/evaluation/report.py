@@ -287,10 +287,10 @@ def _gallery(scores: Scores, data: "BenchmarkData | None") -> Iterator[Wrong]:
     side = SIDE if len(rows) <= FEW else SIDE_OF_MANY
     for title, note, s, order, images in rows:
         # Scores of other images than these, of an old run, say.
-        known = images is not None and list(images.names) == s.name
+        known = images if images is not None and list(images.names) == s.name else None
         cells = []
         for i in order:
-            source = _thumbnail(images, int(i), side) if known and left > 0 else None
+            source = _thumbnail(known, int(i), side) if known and left > 0 else None
             left -= len(source or "")
             cells.append(Cell(s.name[i], float(s.score[i]), source))
         yield Wrong(title, note, cells)

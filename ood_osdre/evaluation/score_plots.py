@@ -118,13 +118,14 @@ def rankings(scores: Scores) -> list[Panel]:
             f"AUPR_OUT {100 * m.aupr_out:.2f}",
         )
         for own, curve, note in zip(lines, curves(id_set.score, other.score), notes, strict=True):
-            own.append(Line(name, *_thinned(curve), stroke(i), note))
+            x, y = _thinned(curve)
+            own.append(Line(name, x, y, stroke(i), note))
     roc, of_in, of_out = lines
-    span = {"xlim": (-0.01, 1.01), "ylim": (-0.01, 1.01)}
+    ends = -0.01, 1.01
     return [
-        Panel("ROC", "ID flagged (fraction)", "OOD caught (fraction)", roc, level=0.95, **span),
-        Panel("Precision and recall, OOD positive", "recall", "precision", of_out, **span),
-        Panel("Precision and recall, ID positive", "recall", "precision", of_in, **span),
+        Panel("ROC", "ID flagged (fraction)", "OOD caught (fraction)", roc, ends, ends, 0.95),
+        Panel("Precision and recall, OOD positive", "recall", "precision", of_out, ends, ends),
+        Panel("Precision and recall, ID positive", "recall", "precision", of_in, ends, ends),
     ]
 
 

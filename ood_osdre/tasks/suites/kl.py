@@ -262,6 +262,8 @@ def plot(path: Path, rows: Sequence[Row], table: Sequence[Row] = ()) -> None:
         if max(abs(r["estimate"] - r["truth"]) for r in own) > LINEAR:
             middle.set_yscale("symlog", linthresh=1)
             middle.yaxis.set_major_formatter("{x:g}")
+        # A divergence is at least 0: an estimate below it is wrong, by how much the table says.
+        top.set_ylim(bottom=0)
         top.set_title(task)
         bottom.set_yticks([0, 0.5, 1, LATE], ["0", "0.5", "1", "late"])
         bottom.set_xlabel("step; refitting to t is drawn from t - 1 to t")
