@@ -241,6 +241,13 @@ def test_a_calibrated_decision_is_told(run: Path, tmp_path: Path) -> None:
     share = np.mean(read_scores(run / "scores.npz").of("near")["tin"].score < 0.1)
     assert f"tin {100 * share:.2f} % flagged" in text
 
+    # A detector that was fitted and evaluated nowhere has its log and its calibration.
+    for name in ("run.json", "scores.npz", "metrics.csv", "metrics.md"):
+        (tmp_path / "own" / name).unlink()
+    page = Page(write_report(tmp_path / "own").read_text())
+    assert {"own", "Calibration", "0.1250"} <= set(page.texts)
+    assert not {"Metrics", "Scores", "What goes wrong", "Data"} & set(page.texts)
+
 
 def test_a_page_that_cannot_be_drawn_is_one_warning(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

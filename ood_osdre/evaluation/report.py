@@ -215,10 +215,12 @@ def _run(folder: Path, data: "BenchmarkData | None") -> Row:
         run |= {"what": what, "densities": densities(scores, what), "rankings": rankings(scores)}
         run["gallery"] = list(_gallery(scores, data))
         run["flagged"] = _flagged(scores, conformal)
-    panels = [p for stage in _histories(folder, record).items() for p in over_steps(*stage)]
+    histories = _histories(folder, record)
+    panels = [p for stage in histories.items() for p in over_steps(*stage)]
     run["training"] = [panel for panel in panels if panel.level is None]
     run["masses"] = [panel for panel in panels if panel.level is not None]
-    best = record.get("validation", {}).get("best", {})
+    last = [entries[-1] for entries in histories.values() if entries]
+    best = record.get("validation", {}).get("best") or (last or [{}])[-1]
     found = [{k: best.get(p + k) for k in CALIBRATED} for p in ("val_", "held_out_")]
     known = [values for values in found if None not in values.values()]
     run["calibration"] = {CALIBRATED[k]: v for k, v in known[0].items()} if known else {}
@@ -250,9 +252,10 @@ def _histories(folder: Path, record: Mapping[str, Any]) -> dict[str, list[Row]]:
         entries = []
         for line in path.read_text(errors="replace").splitlines():
             try:
-                entries.append(json.loads(line))
+                entry = json.loads(line)
             except (ValueError, RecursionError):
                 continue  # a line that was damaged
+            entries += [entry] if isinstance(entry, dict) else []
         name = path.parent.relative_to(folder).as_posix()
         found["" if name == "." else name] = entries
     return found or {"": record.get("validation", {}).get("history", [])}

@@ -262,7 +262,7 @@ def plot(path: Path, rows: Sequence[Row], table: Sequence[Row] = ()) -> None:
         if max(abs(r["estimate"] - r["truth"]) for r in own) > LINEAR:
             middle.set_yscale("symlog", linthresh=1)
             middle.yaxis.set_major_formatter("{x:g}")
-        # A divergence is at least 0: an estimate below it is wrong, by how much the table says.
+        # A divergence is at least 0; an estimate below that runs along the border.
         top.set_ylim(bottom=0)
         top.set_title(task)
         bottom.set_yticks([0, 0.5, 1, LATE], ["0", "0.5", "1", "late"])
