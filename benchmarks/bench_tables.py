@@ -129,3 +129,27 @@ def feature_ratio(results: Mapping[str, Any]) -> str:
         for method, row in metrics.items()
     ]
     return markdown_rows(["score", "reference", *sets, "head trained in"], rows)
+
+
+def outliers(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
+    r"""Returns the mean AUROC of outlier detectors by table, or by kind of outlier of made ones.
+
+    Beside it the mean of these columns, and over the tables that of the rate of flagged inliers.
+    """
+    tables = next(iter(results.values()))
+    kinds = [
+        (table, kind)
+        for table, own in tables.items()
+        # Classes that are outliers in turn have numbers, kinds of outliers names.
+        for kind in ([None] if all(map(str.isdigit, own["auroc"])) else own["auroc"])
+    ]
+    rows = []
+    for method, own in results.items():
+        cells = [
+            np.mean([values for k, values in own[table]["auroc"].items() if kind in (None, k)])
+            for table, kind in kinds
+        ]
+        flagged = np.mean([np.mean(each["flagged"]) for each in own.values()])
+        rows.append([method, *(f"{value:.1f}" for value in (*cells, np.mean(cells), flagged))])
+    titles = [table if kind is None else f"{kind}, {table.split()[0]}" for table, kind in kinds]
+    return markdown_rows(["method", *titles, "mean", "inliers flagged"], rows)

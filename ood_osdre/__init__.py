@@ -24,6 +24,7 @@ __all__ = [
     "OODMetrics",
     "Objective",
     "OneStepDetector",
+    "OneStepOutlierDetector",
     "OneStepRatio",
     "RBFBasis",
     "ResNetBackbone",
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from .config import Config, load_config
     from .detectors.feature_ratio import FeatureRatio
     from .detectors.one_step import OneStepDetector
+    from .detectors.outliers import OneStepOutlierDetector
     from .detectors.scorer import Scorer, load_scorer
     from .errors import UserError
     from .evaluation.metrics import OODMetrics, ood_metrics
@@ -71,6 +73,7 @@ _HOMES = {
     "config": ("Config", "load_config"),
     "detectors.feature_ratio": ("FeatureRatio",),
     "detectors.one_step": ("OneStepDetector",),
+    "detectors.outliers": ("OneStepOutlierDetector",),
     "errors": ("UserError",),
     "evaluation.metrics": ("OODMetrics", "ood_metrics"),
     "detectors.scorer": ("Scorer", "load_scorer"),
