@@ -142,7 +142,7 @@ def information(*names: str) -> str:
             f"{row['truth']:.2f}",
             str(row["seeds"]),
             _nats(row["mean"]) + (f" ± {_nats(row['std'])}" if pd.notna(row["std"]) else ""),
-            f"{row['mse']:.3g}",
+            f"{row['mse']:.3g}" if row["seeds"] > 1 else "-",
             _percent(row["relative"]),
             f"{row['seconds']:.0f}",
         ]
@@ -183,6 +183,8 @@ def pathological() -> str:
 def pathological_errors() -> str:
     r"""Returns mean absolute and mean squared errors over all pathological pairs, by method."""
     frame = _read("mi_pathological")
+    if "mse" not in frame:  # of one seed
+        frame["mse"] = frame["mae"] ** 2
     errors = frame.groupby(_titles(frame), sort=False)[["mae", "mse"]].mean()
     rows = [
         [str(title), f"{row['mae']:.3f}", f"{row['mse']:.2g}"] for title, row in errors.iterrows()

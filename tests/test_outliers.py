@@ -3,6 +3,8 @@ r"""The scikit-learn estimator: its own checks, and laws of Gaussians that have 
 import copy
 import logging
 import pickle
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -49,6 +51,16 @@ def test_checks_of_scikit_learn() -> None:
     assert len([r for r in results if r["status"] == "passed"]) > 40
 
 
+def test_the_example_of_the_page_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = Path(__file__).parent.parent / "docs" / "outliers.md"
+    (block,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    space: dict[str, Any] = {}
+    exec(block.replace("random_state=0).fit", "random_state=0, max_iter=20).fit"), space)  # noqa: S102
+    assert (space["detector"].feature_names_in_ == space["x"].columns).all()
+    assert (space["decisions"] == -1).mean() > 0.3
+    assert (space["p"] <= 0.05).mean() < 0.2
+
+
 def test_log_ratio_of_two_gaussians_is_their_own() -> None:
     p_1, p_0 = multivariate_normal(MEAN, COVARIANCE), multivariate_normal(MEAN, 4 * COVARIANCE)
     detector = OneStepOutlierDetector(
@@ -71,6 +83,7 @@ def test_inliers_are_flagged_at_the_rate(fitted: OneStepOutlierDetector) -> None
 
 def test_decisions_p_values_and_threshold_agree(fitted: OneStepOutlierDetector) -> None:
     x = rows(300, seed=5) * [1.0, 1.02]
+    x.flags.writeable = False
     scores = fitted.score_samples(x)
     np.testing.assert_array_equal(fitted.decision_function(x), scores - fitted.offset_)
     np.testing.assert_array_equal(fitted.predict(x) == -1, fitted.pvalue(x) <= 0.05)

@@ -41,7 +41,10 @@ def test_the_readme_goes_from_data_to_scores(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.slow
-def test_the_example_of_the_densities_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_example_of_the_densities_page_runs(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     torch.set_default_dtype(torch.float32)
     text = (README.parent / "docs" / "density.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from ood_osdre.errors import UserError
 from ood_osdre.evaluation.metrics import ood_metrics
@@ -21,6 +22,19 @@ def make_scores() -> Scores:
         names = [f"{name}/é {i}.png" for i in range(size)]
         scores.add(role, name, rng.normal(size=size).astype(np.float32), label, names)
     return scores
+
+
+def test_scores_are_short_and_drawn() -> None:
+    scores = make_scores()
+    assert repr(scores).startswith("Scores(")
+    assert len(repr(scores)) < 40 * len(SETS)
+    assert repr(scores.of("id")) == f"{{'{SETS[0][1]}': ScoredSet({SETS[0][2]} scores)}}"
+    ax = scores.plot(Figure().subplots())
+    areas = [(p.get_data().values * np.diff(p.get_data().edges)).sum() for p in ax.patches]
+    assert len(areas) == len(SETS)
+    assert all(0.7 < area <= 1 + 1e-9 for area in areas)  # of few scores, one is outside
+    with pytest.raises(UserError, match="got no scores"):
+        Scores().plot()
 
 
 def assert_equal(one: Scores, other: Scores) -> None:

@@ -150,6 +150,8 @@ def test_summary_is_that_of_numpy() -> None:
     )  # fmt: skip
     assert (second["std"], second["relative"]) == (None, None)
     assert type(first["seeds"]) is int
+    (single,) = summarise(rows[:1], ["task"])
+    assert not {"std", "mse"} & single.keys()
     averaged = average([{**row, "none": None} for row in rows], ["task"])
     assert [row["seeds"] for row in averaged] == [3, 1]
     assert averaged[0]["estimate"] == pytest.approx(x.mean())

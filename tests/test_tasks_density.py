@@ -20,7 +20,14 @@ from ood_osdre.tasks import density as normal_reference
 from ood_osdre.tasks.__main__ import main
 from ood_osdre.tasks.fit import FitOptions, fit_ratio, log_density
 from ood_osdre.tasks.methods import METHODS
-from ood_osdre.tasks.partition import GaussianMixture, LogMass, grid_mass, isotropic, log_normal
+from ood_osdre.tasks.partition import (
+    GaussianMixture,
+    LogMass,
+    grid_mass,
+    isotropic,
+    log_normal,
+    trusted,
+)
 from ood_osdre.tasks.rows import Parts
 from ood_osdre.tasks.suites import density as density_command
 from ood_osdre.tasks.suites import planar as planar_suite
@@ -240,7 +247,7 @@ def test_rows_of_the_tabular_suite(whiten: bool, quick_masses: None) -> None:
 def test_which_mass_is_trusted(
     importance: LogMass, annealed: LogMass | None, chosen: float
 ) -> None:
-    assert normal_reference.trusted(importance, annealed) == chosen
+    assert trusted(importance, annealed) == chosen
 
 
 def test_solver_rows_of_the_tabular_suite(quick_masses: None) -> None:

@@ -14,8 +14,15 @@ from ood_osdre.detectors.feature_head import _split
 from ood_osdre.detectors.fitting import _hold_out
 from ood_osdre.evaluation.calibration import SplitConformal
 from ood_osdre.tasks import DriftMonitor, KLTracker, fit_density, mutual_information
-from ood_osdre.tasks.density import DEFAULTS, _whitened_parts
-from ood_osdre.tasks.draws import error_of_mean, firsts, marks_of, source_of, warn_of_order
+from ood_osdre.tasks.density import DEFAULTS
+from ood_osdre.tasks.draws import (
+    error_of_mean,
+    firsts,
+    marks_of,
+    source_of,
+    warn_of_order,
+    whitened_parts,
+)
 from ood_osdre.tasks.fit import fit_ratio
 from ood_osdre.tasks.methods import RATES, FitOptions, fit_options
 from ood_osdre.tasks.neighbours import debiased_ksg, ksg
@@ -66,7 +73,7 @@ def test_errors_count_distinct_rows() -> None:
 def test_no_split_has_a_copy_on_both_sides() -> None:
     rows = normal(300, 4)[PICK]
     splits = [
-        [np.asarray(part) for part in _whitened_parts(rows, DEFAULTS)[2]],
+        [np.asarray(part) for part in whitened_parts(rows, DEFAULTS)[2]],
         [PICK[part, None] for part in _hold_out(PICK, np.random.default_rng(0))],
         [rows[part] for part in _split(torch.as_tensor(rows), 0.1, 0, 1)],
     ]

@@ -85,6 +85,9 @@ def test_tracker_starts_from_the_last_step() -> None:
     truth = scenario("noise_corruption", 10, 2.2).divergence
 
     assert len(last.history) == len(first.history) == 20
+    assert len(repr(last)) < 60
+    ax = last.plot(Figure().subplots())
+    assert ax.lines[0].get_ydata().tolist() == [value for _, value in last.history]
     assert abs(last.history[0][1] - truth) < abs(first.history[0][1] - truth) / 2
 
 
@@ -341,7 +344,11 @@ def test_figure_says_what_its_band_and_its_steps_are(
     kl.plot(tmp_path / "kl.png", rows)
     _, middle, bottom = saved[0].axes
     assert [t.get_text() for t in middle.get_legend().get_texts()] == ["5 % or 0.3 nats"]
-    assert "from t - 1 to t" in bottom.get_xlabel()
+    assert "from t to t + 1" in bottom.get_xlabel()
+    top = saved[0].axes[0]
+    assert top.get_xlim()[0] == 0
+    # The refit to step 1 begins where the truth jumps to it.
+    assert top.lines[0].get_xdata().tolist() == [0.5, 1.0, 1.5, 2.0]
     assert all(float(tick).is_integer() for tick in bottom.get_xticks())
 
 

@@ -1,12 +1,15 @@
 r"""Tests of the density of a user's own rows, against Gaussians in closed form."""
 
 import logging
+import re
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
+from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 from scipy.stats import multivariate_normal
 
@@ -15,9 +18,12 @@ from ood_osdre.tasks import density as density_module
 from ood_osdre.tasks import fit_density
 from ood_osdre.tasks.density import Density
 from ood_osdre.tasks.methods import FitOptions
+from ood_osdre.tasks.partition import LogMass
 from ood_osdre.tasks.suites.tables import load_table
+from ood_osdre.training.checkpoint import write_checkpoint
 
 MEAN, COVARIANCE = np.array([3.0, -20.0]), np.array([[4.0, 1.2], [1.2, 0.5]])
+CORRELATION = 1.2 / np.sqrt(4.0 * 0.5)
 QUICK = {"steps": 100, "batch_size": 256, "features": 32, "depth": 1}
 SOLVER = {"steps": 20, "batch_size": 64, "features": 16, "depth": 1, "evaluations": 3}
 
@@ -58,6 +64,72 @@ def test_density_integrates_to_one(fitted: Density) -> None:
     density = np.exp(fitted.log_density(MEAN + z @ root.T))
     mass = density.sum() * (side[1] - side[0]) ** 2 * np.linalg.det(root)
     assert mass == pytest.approx(1, abs=0.05)
+
+
+def test_its_rows_are_those_of_the_gaussian(fitted: Density) -> None:
+    x = fitted.sample(3000)
+    assert len(np.unique(x, axis=0)) == 3000
+    # Errors of means and variances of 3000 rows, and what the fit itself is off by.
+    scale = np.sqrt(np.diag(COVARIANCE))
+    np.testing.assert_allclose((x.mean(axis=0) - MEAN) / scale, 0, atol=0.12)
+    np.testing.assert_allclose(
+        np.cov(x.T) / np.outer(scale, scale), [[1, CORRELATION], [CORRELATION, 1]], atol=0.15
+    )
+    # Rows of its own are as likely to it as -entropy says, both by its own density.
+    assert fitted.log_density(x).mean() == pytest.approx(fitted.log_likelihood, abs=0.15)
+    assert (fitted.sample(5, seed=1) == fitted.sample(5, seed=1)).all()
+    assert (fitted.sample(5, seed=1) != fitted.sample(5, seed=2)).all()
+
+
+def test_rows_that_cannot_be_drawn_are_refused(
+    fitted: Density, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(density_module, "DRAWS", 10)
+    monkeypatch.setattr(density_module, "LOTS", 2)
+    with pytest.raises(UserError, match="of 20 draws are accepted, expected 21"):
+        fitted.sample(21)
+
+
+@pytest.mark.parametrize("method", ["os-dre", "d3re", "direct-likelihood"])
+def test_a_density_is_kept(
+    method: str, fitted: Density, tmp_path: Path, few_draws: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(density_module, "annealed_mass", lambda *_: LogMass(0.1, 0.2, 3.0))
+    density = fitted if method == "os-dre" else fit_density(rows(300), method, SOLVER)
+    density.save(tmp_path)
+    loaded = Density.load(tmp_path)
+    x = rows(50, seed=3)
+    assert (loaded.log_density(x) == density.log_density(x)).all()
+    assert (loaded.sample(9) == density.sample(9)).all()
+    names = ("log_mass", "importance", "annealed", "log_likelihood", "standard_error")
+    assert [getattr(loaded, n) for n in names] == [getattr(density, n) for n in names]
+    assert loaded.fit.method.label == density.fit.method.label
+    assert loaded.fit.options == density.fit.options
+
+
+def test_what_is_no_density_is_refused(fitted: Density, tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"no checkpoint here, expected a file density\.safetensors"
+    ):
+        Density.load(tmp_path)
+    write_checkpoint(tmp_path, "density", {"model.x": torch.zeros(1)}, {"options": {}})
+    with pytest.raises(UserError, match=r"density\.safetensors: not a density"):
+        Density.load(tmp_path)
+
+
+def test_densities_are_short_and_drawn(fitted: Density, few_draws: None) -> None:
+    assert re.fullmatch(r"Density\(OS-DRE, 2 columns, -2\.\d+ ± 0\.\d+ nats a row\)", repr(fitted))
+    figure = Figure()
+    ax = fitted.plot(figure.subplots())
+    (mesh,) = ax.collections
+    assert mesh.get_array().sum() * np.prod(np.ptp(mesh.get_coordinates(), axis=(0, 1))) / (
+        mesh.get_array().size
+    ) == pytest.approx(1, abs=0.1)
+    one = fit_density(rows(300)[:, 0], "d3re", SOLVER)
+    assert len(one.plot(figure.subplots()).lines) == 1
+    three = fit_density(np.c_[rows(300), rows(300, 1)[:, 0]], "d3re", SOLVER)
+    with pytest.raises(UserError, match="3 columns, expected one or two"):
+        three.plot()
 
 
 def test_units_change_the_density_by_their_volume(few_draws: None) -> None:

@@ -69,6 +69,10 @@ class HeadFit(NamedTuple):
     outcome: Outcome
     rule: str
 
+    def __repr__(self) -> str:
+        features, rank = self.model.whitening.shape
+        return f"HeadFit({rank} components of {features} features, {self.rule})"
+
 
 def check_features(features: object, count: int | None, what: str = "features") -> Tensor:
     r"""Refuses features that no head can be trained or evaluated on.

@@ -78,6 +78,10 @@ class FeatureRatio:
         self.trained: WhitenedRatio | None = None
         self.seconds = 0.0
 
+    def __repr__(self) -> str:
+        state = f"of {self.features} features" if self.features else "not fitted"
+        return f"FeatureRatio({self.options.estimator}, {state})"
+
     @property
     def features(self) -> int:
         r"""The number of features :math:`F`; 0 before fitting."""

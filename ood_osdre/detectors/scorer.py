@@ -92,6 +92,9 @@ class Scorer:
     metadata: Mapping[str, Any]
     parameters: int
 
+    def __repr__(self) -> str:
+        return f"Scorer({self.parameters} parameters, inputs of shape {self.shape})"
+
     @classmethod
     @same_random_numbers()
     def of(cls, trained: TrainedModel) -> "Scorer":

@@ -147,6 +147,9 @@ class SplitConformal:
                 np.ceil(1 / self.alpha) - 1,  # infinite for the smallest rates
             )
 
+    def __repr__(self) -> str:
+        return f"SplitConformal({self.size} scores, alpha={self.alpha:g})"
+
     @property
     def size(self) -> int:
         r"""The number of calibration scores :math:`n`."""

@@ -21,6 +21,7 @@ from .metrics import OODMetrics, check_scores, ood_metrics
 
 OOD_ROLES = ("near", "far")
 ROLES = ("id", *OOD_ROLES)
+BINS = 40
 
 
 class ScoredSet(NamedTuple):
@@ -38,6 +39,9 @@ class ScoredSet(NamedTuple):
     label: NDArray[np.int64]
     name: list[str]
     parts: NDArray[np.float64]
+
+    def __repr__(self) -> str:
+        return f"ScoredSet({len(self.score)} scores)"
 
 
 class Scores:
@@ -57,6 +61,36 @@ class Scores:
     def __init__(self, parts: Sequence[str] = ()) -> None:
         self.parts = tuple(parts)
         self._sets: dict[str, dict[str, ScoredSet]] = {role: {} for role in ROLES}
+
+    def __repr__(self) -> str:
+        sets = [f"{n}: {len(s.score)}" for own in self._sets.values() for n, s in own.items()]
+        return f"Scores({', '.join(sets)})"
+
+    def plot(self, ax: Any = None) -> Any:  # noqa: ANN401
+        r"""Draws the histogram of every set over the central 98 % of all, and returns the axes.
+
+        Arguments:
+            ax: Axes of matplotlib's; None for new ones.
+
+        Raises:
+            UserError: If there are no scores.
+        """
+        import matplotlib.pyplot as plt
+
+        sets = {name: s.score for own in self._sets.values() for name, s in own.items()}
+        if not sets:
+            raise UserError("plot: got no scores, expected a set; add one.")
+        ends = [np.quantile(score, (0.01, 0.99)) for score in sets.values()]
+        edges = np.histogram_bin_edges([], BINS, (np.min(ends), np.max(ends)))
+        ax = plt.subplots()[1] if ax is None else ax
+        for name, score in sets.items():
+            # Of all scores of the set, also those that lie outside.
+            heights = np.histogram(score, edges)[0] / (len(score) * np.diff(edges))
+            ax.stairs(heights, edges, label=f"{name} (n = {len(score)})")
+        unit = "sum of standardised parts" if self.parts else "score (a log-ratio: nats)"
+        ax.set(xlabel=f"{unit}, larger = more ID", ylabel="density")
+        ax.legend()
+        return ax
 
     def add(
         self,

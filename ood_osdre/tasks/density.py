@@ -18,24 +18,23 @@ __all__ = [
     "fit_density",
     "likelihood_or",
     "masses",
-    "proposal_of",
-    "trusted",
 ]
 
-import logging
-import math
+import os
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Generator, Tensor
 
-from ..data.sets import cut_apart
 from ..errors import UserError
+from ..files import local
+from ..training import checkpoint
 from ..training.batches import Stream, step_generator
-from .draws import error_of_mean, firsts, marks_of, warn_of_order
-from .fit import DrawPairs, RatioFit, fit_ratio, log_density
+from .draws import error_of_mean, whitened_parts
+from .fit import DrawPairs, RatioFit, empty_model, fit_ratio, log_density
 from .methods import (
     METHODS,
     FitOptions,
@@ -47,29 +46,32 @@ from .methods import (
     likelihood,
     one_step,
 )
-from .partition import GaussianMixture, LogMass, annealed_mass, importance_mass
-from .rows import Whitening, check_rows, read_rows, repetition
-
-log = logging.getLogger(__name__)
+from .partition import (
+    GaussianMixture,
+    LogMass,
+    annealed_mass,
+    importance_mass,
+    proposal_of,
+    trusted,
+)
+from .rows import Affine, Whitening, read_rows
 
 #: How a ratio to :math:`p_0` is fitted: to points as they are, of which its density is known.
 OPTIONS = FitOptions(steps=600, standardise="no", lr=1e-3)
 #: The same for a user's own rows.
 DEFAULTS = OPTIONS.replace(steps=1000)
 
-# The parts of the rows that select the step and that measure the likelihood.
-HELD_OUT = 0.1
-# Draws of importance sampling, and the mixture they come from.
-DRAWS = 20_000
-COMPONENTS, DEFENSIVE, INFLATION = 10, 0.05, 1.3
-# Effective draws from which importance sampling is trusted.
-ENOUGH = 100
+# Draws of importance sampling, and of how many such lots rows are drawn at most.
+DRAWS, LOTS = 20_000, 100
+# The checkpoint of a density, and the points along the side of its plot.
+NAME, POINTS = "density", 121
 
 #: Labels and models of the methods that are trained on a likelihood, and need a proposal for it.
 PROPOSED = {
     "os-dre-likelihood": ("OS-DRE (likelihood)", one_step),
     "direct-likelihood": ("Direct (likelihood)", direct),
 }
+LABELS = {name: m.label for name, m in METHODS.items()} | {k: v[0] for k, v in PROPOSED.items()}
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,7 @@ class Density:
             if anything.
         log_likelihood: The mean normalised log-density of rows that were not fitted to, in nats.
         standard_error: That of this mean, without the error of :math:`\log \hat Z`.
+        proposal: The mixture that rows are drawn from, those of :meth:`sample` after rejection.
     """
 
     fit: RatioFit
@@ -95,6 +98,13 @@ class Density:
     annealed: LogMass | None
     log_likelihood: float
     standard_error: float
+    proposal: GaussianMixture
+
+    def __repr__(self) -> str:
+        return (
+            f"Density({self.fit.method.label}, {len(self.whitening.mean)} columns, "
+            f"{self.log_likelihood:.4g} ± {self.standard_error:.2g} nats a row)"
+        )
 
     def log_density(self, x: ArrayLike) -> NDArray[np.float64]:
         r"""Returns the normalised log-density of rows, in nats and the units of the data.
@@ -116,6 +126,126 @@ class Density:
         if bad := int((~torch.isfinite(value)).sum()):
             raise UserError(f"x: {bad} of {len(rows)} rows are too far from the data of the fit.")
         return value.cpu().numpy()
+
+    def sample(self, n: int, seed: int = 0) -> NDArray[np.float64]:
+        r"""Draws independent rows, in the units of the data, with shape :math:`(n, d)`.
+
+        They are draws of a mixture of Gaussians that are accepted in proportion to the density over
+        the mixture's; where that is larger than in the first 20 000 draws, rows are too few.
+
+        Arguments:
+            n: The number of rows.
+            seed: The seed.
+
+        Raises:
+            UserError: If so few are accepted that two million draws do not give the rows.
+        """
+        device = self.fit.standardise.mean.device
+        generator = step_generator(seed, Stream.TEST, 1, device)
+        kept, count, bound = [], 0, None
+        for _ in range(LOTS):
+            z = self.proposal.sample(DRAWS, generator)
+            weights = log_density(self.fit, z) - self.proposal.log_density(z)
+            bound = weights.max() if bound is None else bound
+            u = torch.rand(DRAWS, generator=generator, device=device, dtype=torch.float64)
+            kept.append(z[u.log() < weights - bound])
+            count += len(kept[-1])
+            if count >= n:
+                return self._placed(torch.cat(kept)[:n])
+        raise UserError(
+            f"sample: {count} of {DRAWS * LOTS} draws are accepted, expected {n}; the mixture that "
+            "they are drawn from is not close to a density in so many dimensions."
+        )
+
+    def _placed(self, z: Tensor) -> NDArray[np.float64]:
+        r"""Returns whitened rows in the units of the data."""
+        mean, root = self.whitening
+        return (z.to(mean) @ root.T + mean).cpu().numpy()
+
+    def plot(self, ax: Any = None) -> Any:  # noqa: ANN401
+        r"""Draws the density of one column as a curve, of two as an image, and returns the axes.
+
+        Arguments:
+            ax: Axes of matplotlib's; None for new ones.
+
+        Raises:
+            UserError: If there are more columns.
+        """
+        import matplotlib.pyplot as plt
+
+        mean = self.whitening.mean.cpu().numpy()
+        if len(mean) > 2:
+            raise UserError(f"plot: got a density of {len(mean)} columns, expected one or two.")
+        reach = 4 * np.linalg.norm(self.whitening.root.cpu().numpy(), axis=1)
+        axes = [np.linspace(m - r, m + r, POINTS) for m, r in zip(mean, reach, strict=True)]
+        ax = plt.subplots()[1] if ax is None else ax
+        grid = np.stack(np.meshgrid(*axes), axis=-1).reshape(-1, len(mean))
+        density = np.exp(self.log_density(grid))
+        if len(mean) == 1:
+            ax.plot(axes[0], density)
+            ax.set(xlabel="x", ylabel="density")
+        else:
+            ax.pcolormesh(*axes, density.reshape(POINTS, POINTS), shading="nearest")
+            ax.set(xlabel="column 0", ylabel="column 1")
+        return ax
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        r"""Writes the density, as safetensors, into a folder, which is created if needed."""
+        fit = self.fit
+        tensors = {
+            f"{name}.{key}": tensor
+            for name, part in (
+                ("whitening", self.whitening._asdict()),
+                ("standardise", {"mean": fit.standardise.mean, "matrix": fit.standardise.matrix}),
+                ("proposal", vars(self.proposal)),
+                ("model", fit.model.state_dict()),
+            )
+            for key, tensor in part.items()
+        }
+        metadata = {
+            "method": next(k for k, label in LABELS.items() if label == fit.method.label),
+            "options": fit.options.to_dict(),
+            "fit": [fit.seconds, fit.history],
+            "masses": [None if m is None else list(m) for m in (self.importance, self.annealed)],
+            "numbers": [self.log_mass, self.log_likelihood, self.standard_error],
+        }
+        checkpoint.write_checkpoint(local(folder), NAME, tensors, metadata)
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str], device: str = "cpu") -> "Density":
+        r"""Reads a density that :meth:`save` wrote.
+
+        Arguments:
+            folder: The folder.
+            device: Where to evaluate it.
+
+        Raises:
+            UserError: If the folder holds none, or it is damaged.
+        """
+        tensors, metadata, _ = checkpoint.read_checkpoint(local(folder), NAME)
+        source = checkpoint.checkpoint_path(local(folder), NAME)
+        parts: dict[str, dict[str, Tensor]] = {}
+        for key, tensor in tensors.items():
+            part, _, name = key.partition(".")
+            parts.setdefault(part, {})[name] = tensor.to(device)
+        try:
+            options = FitOptions.of({**metadata["options"], "device": device}, str(source))
+            whitening, proposal = (
+                Whitening(**parts["whitening"]),
+                GaussianMixture(**parts["proposal"]),
+            )
+            method = likelihood_or(metadata["method"], proposal)
+            model = empty_model(method, len(whitening.mean), options).to(device)
+            checkpoint.restore(model, parts["model"], source)
+            # In the precision that they were written in, whatever the default is now.
+            model.load_state_dict(parts["model"], assign=True)
+            affine = Affine(**parts["standardise"], dtype=next(model.parameters()).dtype)
+            fit = RatioFit(method, model.eval(), options, affine, *metadata["fit"])
+            importance, annealed = (m and LogMass(*m) for m in metadata["masses"])
+            log_mass, mean, deviation = metadata["numbers"]
+        except (KeyError, TypeError) as error:
+            raise UserError(f"{source}: not a density ({error}).") from None
+        return cls(fit, whitening, log_mass, importance, annealed, mean, deviation, proposal)
 
 
 def fit_density(
@@ -148,7 +278,7 @@ def fit_density(
     """
     check_method(method, dict.fromkeys(("os-dre", *PROPOSED, *METHODS)))
     options = fit_options(options, DEFAULTS)
-    whitening, marks, (test, val, train) = _whitened_parts(read_rows("x", x), options)
+    whitening, marks, (test, val, train) = whitened_parts(read_rows("x", x), options)
     proposal = proposal_of(train)
     generator = step_generator(options.seed, Stream.TEST, 0, options.device)
     x_0 = torch.randn(val.shape, generator=generator, device=generator.device, dtype=val.dtype)
@@ -164,35 +294,9 @@ def fit_density(
     log_mass = trusted(importance, annealed)
     value = log_density(fit, test) + whitening.log_volume - log_mass
     error = error_of_mean(value.cpu().numpy(), marks)
-    return Density(fit, whitening, log_mass, importance, annealed, value.mean().item(), error)
-
-
-def _whitened_parts(
-    rows: NDArray[np.float64], options: FitOptions
-) -> tuple[Whitening, NDArray[np.int64], list[Tensor]]:
-    r"""Returns the map that whitens rows, which test rows are copies, and the parts of the rows.
-
-    The parts are test, validation and training rows, whitened.
-    """
-    marks = marks_of("density", rows)
-    distinct = rows[firsts(marks)]
-    check_rows("x", distinct)
-    warn_of_order("density", distinct)
-    for i, column in enumerate(rows.T):
-        if found := repetition(column):
-            log.warning(
-                "density: column %d %s; the density of rounded values has no bound. Add uniform "
-                "noise as wide as the rounding.",
-                *(i, found),
-            )
-    order = np.random.default_rng(options.seed).permutation(len(rows))
-    cut = max(round(HELD_OUT * len(rows)), 10)
-    picked = cut_apart(order, marks, [cut, 2 * cut])
-    check_rows("x, its training part", rows[picked[2]][firsts(marks[picked[2]])], least=0)
-    parts = [torch.as_tensor(rows[part], device=options.device) for part in picked]
-    whitening = Whitening.of(parts[-1])
-    dtype = torch.get_default_dtype()
-    return whitening, marks[picked[0]], [whitening(part).to(dtype) for part in parts]
+    return Density(
+        fit, whitening, log_mass, importance, annealed, value.mean().item(), error, proposal
+    )
 
 
 def draw_pairs_of(train: Tensor) -> DrawPairs:
@@ -205,12 +309,6 @@ def draw_pairs_of(train: Tensor) -> DrawPairs:
         return x_0, train[i]
 
     return draw_pairs
-
-
-def proposal_of(train: Tensor) -> GaussianMixture:
-    r"""Returns a mixture of Gaussians, wider than the rows it is fitted to, :math:`(N, d)`."""
-    components = max(1, min(COMPONENTS, len(train) // 500))
-    return GaussianMixture.fit(train[:50_000], components, DEFENSIVE, INFLATION)
 
 
 def likelihood_or(name: str, proposal: GaussianMixture | None) -> Method:
@@ -238,20 +336,3 @@ def masses(
         # With gradients, hence not by the fit's own method.
         annealed = annealed_mass(lambda z: fit.model.log_ratio(fit.standardise(z)), dim, generator)
     return importance, annealed
-
-
-def trusted(importance: LogMass | None, annealed: LogMass | None) -> float:
-    r"""Returns the log-mass to normalise by, of estimates that miss mass sooner than invent it.
-
-    That of importance sampling is taken if it has draws enough and annealing did not find clearly
-    more, else the larger.
-    """
-    if importance is None or not math.isfinite(importance.value):
-        return math.nan if annealed is None else annealed.value
-    if annealed is None:
-        return importance.value
-    error = math.hypot(importance.error, annealed.error)
-    more = annealed.value > importance.value + 3 * error
-    if importance.effective >= ENOUGH and not more:
-        return importance.value
-    return max(importance.value, annealed.value)

@@ -16,6 +16,7 @@ __all__ = [
     "marks_of",
     "source_of",
     "warn_of_order",
+    "whitened_parts",
 ]
 
 import logging
@@ -33,7 +34,7 @@ from ..data.sets import cut_apart, fingerprints
 from ..objectives import Batch
 from ..training.batches import Batches, Pairs, Stream, step_generator
 from .methods import FitOptions
-from .rows import MOST_REPEATED, Affine, check_pairs
+from .rows import MOST_REPEATED, Affine, Whitening, check_pairs, check_rows, repetition
 
 Array = NDArray[np.float64]
 Sampler: TypeAlias = Callable[[int, Generator], Tensor]
@@ -43,6 +44,8 @@ log = logging.getLogger(__name__)
 
 # A row that repeats so many times as often as rows do on average is likely by itself.
 ATOM = 5
+# The parts of the rows that select the step and that measure the likelihood.
+HELD_OUT = 0.1
 # The number of pairs that fix the standardisation.
 FIRST = 8192
 
@@ -144,6 +147,34 @@ def _dependence(ranks: Array, lags: NDArray[np.intp]) -> Array:
     r"""Returns the correlations of columns of norm one at some lags, (lags, columns)."""
     n = len(ranks)
     return np.stack([np.einsum("ij,ij->j", ranks[k:], ranks[:-k]) * n / (n - k) for k in lags])
+
+
+def whitened_parts(
+    rows: NDArray[np.float64], options: FitOptions
+) -> tuple[Whitening, NDArray[np.int64], list[Tensor]]:
+    r"""Returns the map that whitens rows, which test rows are copies, and the parts of the rows.
+
+    The parts are test, validation and training rows, whitened.
+    """
+    marks = marks_of("density", rows)
+    distinct = rows[firsts(marks)]
+    check_rows("x", distinct)
+    warn_of_order("density", distinct)
+    for i, column in enumerate(rows.T):
+        if found := repetition(column):
+            log.warning(
+                "density: column %d %s; the density of rounded values has no bound. Add uniform "
+                "noise as wide as the rounding.",
+                *(i, found),
+            )
+    order = np.random.default_rng(options.seed).permutation(len(rows))
+    cut = max(round(HELD_OUT * len(rows)), 10)
+    picked = cut_apart(order, marks, [cut, 2 * cut])
+    check_rows("x, its training part", rows[picked[2]][firsts(marks[picked[2]])], least=0)
+    parts = [torch.as_tensor(rows[part], device=options.device) for part in picked]
+    whitening = Whitening.of(parts[-1])
+    dtype = torch.get_default_dtype()
+    return whitening, marks[picked[0]], [whitening(part).to(dtype) for part in parts]
 
 
 class DrawnBatches(Batches):

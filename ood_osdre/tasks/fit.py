@@ -18,6 +18,7 @@ __all__ = [
     "Method",
     "RatioFit",
     "divergence",
+    "empty_model",
     "fit_ratio",
     "log_density",
 ]
@@ -36,7 +37,7 @@ from torch.nn import functional as F
 from ..errors import UserError
 from ..models import OneStepRatio, RatioModel
 from ..objectives import Batch, log_normal
-from ..paths import DDBINoise, GaussianPath, UniformTimes
+from ..paths import DDBINoise, GaussianPath, Moments, UniformTimes
 from ..sections import TrainingConfig
 from ..training.build import SCHEDULES
 from ..training.fit import fit
@@ -84,6 +85,9 @@ class RatioFit:
     standardise: Affine
     seconds: float
     history: list[dict[str, float]]
+
+    def __repr__(self) -> str:
+        return f"RatioFit({self.method.label}, {len(self.standardise.mean)} columns)"
 
     @property
     def parameters(self) -> int:
@@ -162,7 +166,7 @@ def fit_ratio(
         _check_initial(initial, method, dim, options)
     affine = None if initial is None else initial.standardise
     batches = DrawnBatches(draw_pairs, dim, options, affine)
-    path = GaussianPath(SCHEDULES[options.schedule](), DDBINoise(options.gamma2, options.eps))
+    path = _path(options)
     batches.times = times = UniformTimes(*path.t_range)
     context = Context(dim, options, path, batches.moments())
     model = copy.deepcopy(initial.model) if initial else _build(method, context)
@@ -236,15 +240,22 @@ def _warn_of_end(
 
 def _check_initial(initial: RatioFit, method: Method, dim: int, options: FitOptions) -> None:
     r"""Refuses a fit of another kind to start from."""
-    pairs = [
-        ("method", initial.method, method),
-        ("dim", len(initial.standardise.mean), dim),
-        *((n, getattr(initial.options, n), getattr(options, n)) for n in ARCHITECTURE),
-    ]
+    pairs = [("method", initial.method, method), ("dim", len(initial.standardise.mean), dim)]
+    pairs += [(n, getattr(initial.options, n), getattr(options, n)) for n in ARCHITECTURE]
     for name, found, expected in pairs:
         if found != expected:
             found, expected = (getattr(v, "label", v) for v in (found, expected))
             raise UserError(f"initial: got a fit with {name} {found}, expected {expected}.")
+
+
+def _path(options: FitOptions) -> GaussianPath:
+    return GaussianPath(SCHEDULES[options.schedule](), DDBINoise(options.gamma2, options.eps))
+
+
+def empty_model(method: Method, dim: int, options: FitOptions) -> RatioModel:
+    r"""Returns the untrained model of a method, to put weights into."""
+    # Objectives alone look at moments.
+    return _build(method, Context(dim, options, _path(options), Moments(dim, 1.0, 0.0, 1.0)))
 
 
 def _build(method: Method, context: Context) -> RatioModel:

@@ -30,6 +30,8 @@ __all__ = [
     "importance_mass",
     "isotropic",
     "log_normal",
+    "proposal_of",
+    "trusted",
     "weights_mass",
 ]
 
@@ -51,6 +53,10 @@ CHUNK = 1024
 ACCEPTANCE = 0.65
 # The leapfrog steps of a transition.
 LEAPFROG = 5
+# A proposal: its largest number of components, the share of N(0, I), the factor on covariances.
+COMPONENTS, DEFENSIVE, INFLATION = 10, 0.05, 1.3
+# Effective draws from which importance sampling is trusted.
+ENOUGH = 100
 
 
 class LogMass(NamedTuple):
@@ -148,6 +154,12 @@ class GaussianMixture:
             z = torch.einsum("kij,nj->nki", inverses, part.double()) - shifts
             parts.append((constants - z.square().sum(dim=2) / 2).logsumexp(dim=1))
         return torch.cat(parts)
+
+
+def proposal_of(train: Tensor) -> GaussianMixture:
+    r"""Returns a mixture of Gaussians, wider than the rows it is fitted to, :math:`(N, d)`."""
+    components = max(1, min(COMPONENTS, len(train) // 500))
+    return GaussianMixture.fit(train[:50_000], components, DEFENSIVE, INFLATION)
 
 
 def isotropic(dim: int, std: float = 1.0) -> GaussianMixture:
@@ -300,3 +312,20 @@ def _value_and_slope(log_ratio: LogDensity, x: Tensor) -> tuple[Tensor, Tensor]:
     f = log_ratio(x)
     (slope,) = torch.autograd.grad(f.sum(), x)
     return f.detach(), slope
+
+
+def trusted(importance: LogMass | None, annealed: LogMass | None) -> float:
+    r"""Returns the log-mass to normalise by, of estimates that miss mass sooner than invent it.
+
+    That of importance sampling is taken if it has draws enough and annealing did not find clearly
+    more, else the larger.
+    """
+    if importance is None or not math.isfinite(importance.value):
+        return math.nan if annealed is None else annealed.value
+    if annealed is None:
+        return importance.value
+    error = math.hypot(importance.error, annealed.error)
+    more = annealed.value > importance.value + 3 * error
+    if importance.effective >= ENOUGH and not more:
+        return importance.value
+    return max(importance.value, annealed.value)

@@ -10,6 +10,7 @@ __all__ = [
     "Whitening",
     "check_pairs",
     "check_rows",
+    "read_log_ratios",
     "read_paired",
     "read_rows",
     "refuse_constant",
@@ -18,7 +19,8 @@ __all__ = [
     "repetition",
 ]
 
-from typing import NamedTuple
+from collections.abc import Callable, Sized
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,10 +37,11 @@ Array = NDArray[np.float64]
 LEAST_ROWS = 100
 # Of standardised columns, the least variance in any direction that a covariance still resolves.
 LEAST_VARIANCE = 1e-10
-
 # A column that repeats one value in a larger share of rows, or has a smaller share of distinct
 # values, is discrete.
 MOST_REPEATED, LEAST_DISTINCT = 0.05, 0.1
+# Larger numbers are no log-ratios: their squares, and so a standard error, would overflow.
+LARGEST = 1e150
 
 
 def read_rows(name: str, values: object, columns: int | None = None, least: int = 1) -> Array:
@@ -106,6 +109,19 @@ def repetition(column: Array) -> str | None:
     if counts.max() > MOST_REPEATED * n:
         return f"repeats one value in {counts.max()} of {n} rows"
     return None
+
+
+def read_log_ratios(
+    name: str, log_ratio: Callable[[Any], object], inputs: object, least: int = 1
+) -> Array:
+    r"""Returns the log-ratios of inputs, with shape :math:`(n)`, or refuses them."""
+    refuse_mask(name, inputs)
+    scores = read_rows(f"{name} scores", log_ratio(inputs), 1, least)[:, 0]
+    if isinstance(inputs, Sized) and len(inputs) != len(scores):
+        raise UserError(f"{name}: got {len(scores)} scores of {len(inputs)} inputs.")
+    if (largest := np.abs(scores).max()) > LARGEST:
+        raise UserError(f"{name} scores: got {largest:.3g}, expected log-ratios in nats.")
+    return scores
 
 
 def read_paired(x: object, y: object, least: int) -> tuple[Array, Array]:

@@ -37,12 +37,12 @@ import logging
 import math
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
-from collections.abc import Callable, Sized
+from collections.abc import Callable
 from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.special import ndtri
 from torch import Generator, Tensor
 
@@ -52,7 +52,7 @@ from ..training.batches import Stream, step_generator
 from .draws import Sampler, Source, error_of_mean, firsts, marks_of, source_of, warn_of_order
 from .fit import DrawPairs, RatioFit, divergence, fit_ratio
 from .methods import METHODS, FitOptions, OptionsLike, check_method, fit_options
-from .rows import read_rows, refuse_constant, refuse_mask
+from .rows import read_log_ratios, read_rows, refuse_constant
 
 log = logging.getLogger(__name__)
 
@@ -66,8 +66,6 @@ LEAST_WINDOW, SHARE = 200, 0.25
 # The shifts of the normal score, in standard deviations, that the statistic bets on.
 SHIFTS = np.array([-2.0, -1.0, -0.5, -0.25, 0.25, 0.5, 1.0, 2.0])
 LEAST_CALIBRATION = 50
-# Larger numbers are no log-ratios: their squares, and so a standard error, would overflow.
-LARGEST = 1e150
 
 
 class Tracked(NamedTuple):
@@ -87,6 +85,20 @@ class Tracked(NamedTuple):
     seconds: float
     standard_error: float | None = None
 
+    def __repr__(self) -> str:
+        error = "" if self.standard_error is None else f" ± {self.standard_error:.2g}"
+        return f"Tracked({self.estimate:.4g}{error} nats, {len(self.history)} updates watched)"
+
+    def plot(self, ax: Any = None) -> Any:  # noqa: ANN401
+        r"""Draws the history, on axes of matplotlib's, or new ones, and returns them."""
+        import matplotlib.pyplot as plt
+
+        ax = plt.subplots()[1] if ax is None else ax
+        ax.plot(*zip(*self.history, strict=True))
+        ax.axhline(self.estimate, color="0.5", linewidth=1)
+        ax.set(xlabel="share of the updates", ylabel="divergence (nats)")
+        return ax
+
 
 class KLTracker:
     r"""Tracks :math:`\mathrm{KL}(p_t \| p_0)` by refitting a ratio from step to step.
@@ -102,8 +114,9 @@ class KLTracker:
             :class:`ood_osdre.tasks.methods.FitOptions`; seeds count up from theirs. By default
             features are squares of single coordinates, which see means and variances.
         reference: What windows of a stream are compared to: points of :math:`p_0`, at least 200,
-            no column constant, with shape :math:`(N, d)`, or a function that draws :math:`n` of
-            them, given :math:`n` and a generator.
+            no column constant, with shape :math:`(N, d)`; or a function `reference(n, generator)`
+            that draws :math:`n` of them, a tensor with shape :math:`(n, d)`, with a
+            `torch.Generator` and on its device.
 
     Raises:
         UserError: If the method, an option or the reference is not as described.
@@ -280,7 +293,7 @@ class DriftMonitor:
         Raises:
             UserError: If the batch is empty or masked, or a log-ratio is not finite.
         """
-        for score in self._scores("stream", inputs, 1):
+        for score in read_log_ratios("stream", self._log_ratio, inputs):
             self.count += 1
             self._latest.append(float(score))
             if self.alarm is None:
@@ -292,10 +305,9 @@ class DriftMonitor:
         if not self._latest:
             raise UserError("stream: got no inputs, expected at least one before a report.")
         scores = np.array(self._latest)
-        mean = float(scores.mean())
         error = float(scores.std(ddof=1)) / math.sqrt(len(scores)) if len(scores) > 1 else 0.0
-        alarm = self.alarm, self.start
-        return DriftReport(self.count, mean, error, self.baseline, self.statistic, *alarm)
+        state = self.baseline, self.statistic, self.alarm, self.start
+        return DriftReport(self.count, float(scores.mean()), error, *state)
 
     @property
     def statistic(self) -> float:
@@ -307,7 +319,7 @@ class DriftMonitor:
 
         Copies count once. Warnings tell of them, and of scores that depend on those before them.
         """
-        scores = self._scores("calibration", calibration, LEAST_CALIBRATION)
+        scores = read_log_ratios("calibration", self._log_ratio, calibration, LEAST_CALIBRATION)
         if isinstance(calibration, Tensor):
             calibration = calibration.detach().float().cpu().numpy()
         if isinstance(calibration, np.ndarray):
@@ -322,15 +334,6 @@ class DriftMonitor:
         self._starts = np.full(len(SHIFTS), self.count)
         self.alarm: int | None = None
         self.start: int | None = None
-
-    def _scores(self, name: str, inputs: object, least: int) -> NDArray[np.float64]:
-        refuse_mask(name, inputs)
-        scores = read_rows(f"{name} scores", self._log_ratio(inputs), 1, least)[:, 0]
-        if isinstance(inputs, Sized) and len(inputs) != len(scores):
-            raise UserError(f"{name}: got {len(scores)} scores of {len(inputs)} inputs.")
-        if (largest := np.abs(scores).max()) > LARGEST:
-            raise UserError(f"{name} scores: got {largest:.3g}, expected log-ratios in nats.")
-        return scores
 
     def _step(self, score: float) -> None:
         insort(self._sorted, score)

@@ -44,17 +44,10 @@ from ...errors import UserError, one_line
 from ...files import local
 from ...models import KERNELS, TimeConditionedRatio
 from ...training.batches import Stream, step_generator
-from ..density import (
-    OPTIONS,
-    draw_pairs_of,
-    likelihood_or,
-    masses,
-    proposal_of,
-    trusted,
-)
+from ..density import OPTIONS, draw_pairs_of, likelihood_or, masses
 from ..fit import FitOptions, fit_ratio, log_density
 from ..methods import METHODS
-from ..partition import log_normal
+from ..partition import log_normal, proposal_of, trusted
 from ..rows import Parts
 from . import planar
 from .jobs import Row

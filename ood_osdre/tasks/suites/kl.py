@@ -244,12 +244,13 @@ def plot(path: Path, rows: Sequence[Row], table: Sequence[Row] = ()) -> None:
     for (top, middle, bottom), task in zip(axes.T, tasks, strict=True):
         own = [r for r in rows if r["task"] == task and r["seed"] == first]
         truths = {r["step"]: r["truth"] for r in own}
-        # The truth jumps when the updates of a step begin, one unit before its number.
+        # The truth jumps when the updates of a step begin.
         steps = sorted(truths)
-        edges = [steps[0] - 1, *steps]
+        edges = [*steps, steps[-1] + 1]
         top.stairs([truths[s] for s in steps], edges, color="black", baseline=None, label="truth")
         for method in dict.fromkeys(r["method"] for r in own):
-            points = [p for r in own if r["method"] == method for p in r["history"]]
+            # In the record, the updates of a step end at its number.
+            points = [(x + 1, y) for r in own if r["method"] == method for x, y in r["history"]]
             (line,) = top.plot(*zip(*points, strict=True), linewidth=1.2, label=method)
             style = {"color": line.get_color(), "marker": "o", "markersize": 3}
             ends = [(r["step"], r["estimate"] - r["truth"]) for r in own if r["method"] == method]
@@ -266,7 +267,8 @@ def plot(path: Path, rows: Sequence[Row], table: Sequence[Row] = ()) -> None:
         top.set_ylim(bottom=0)
         top.set_title(task)
         bottom.set_yticks([0, 0.5, 1, LATE], ["0", "0.5", "1", "late"])
-        bottom.set_xlabel("step; refitting to t is drawn from t - 1 to t")
+        bottom.set_xlabel("step; refitting to t is drawn from t to t + 1")
+        bottom.set_xlim(left=0)
         bottom.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes[0, 0].set_ylabel("KL (nats), while refitting")
     axes[1, 0].set_ylabel("error at the end (nats)")

@@ -261,7 +261,7 @@ def plot(path: Path, rows: Sequence[Row], table: Sequence[Row], title: str) -> N
             bars = ax.errorbar(
                 [r["truth"] for r in points],
                 [r["mean"] for r in points],
-                [r["std"] or 0.0 for r in points],
+                [r.get("std") or 0.0 for r in points],
                 fmt="o",
                 markersize=4,
                 alpha=0.7,

@@ -65,6 +65,7 @@ HALF_WIDTH, SIZE = 6.0, 241
 
 # The square and the points of a panel of the figure.
 VIEW, PIXELS = 4.2, 96
+SIDE = 1.25  # of a panel, in inches
 CAPTION = "Densities as they come, not normalised; colours of a line are those of its exact one."
 
 OPTIONS = FitOptions(steps=600, standardise="no")
@@ -253,14 +254,14 @@ def plot_planar(path: Path, rows: Sequence[Row], table: Sequence[Row] = ()) -> N
 
     names = list(dict.fromkeys(row["set"] for row in rows))
     titles = list(dict.fromkeys(_title(row) for row in rows))
-    height = 1.05 * len(names) + 0.4 + 0.2
-    figure = Figure(figsize=(1.05 * (2 + len(titles)), height), dpi=90)
+    height = SIDE * len(names) + 0.5 + 0.3
+    figure = Figure(figsize=(SIDE * (2 + len(titles)) + 0.3, height), dpi=110)
     axes = figure.subplots(len(names), 2 + len(titles), squeeze=False)
     limits = {"xlim": (-VIEW, VIEW), "ylim": (-VIEW, VIEW), "aspect": "equal"}
     for line, name in zip(axes, names, strict=True):
         planar = planar_set(name)
         x = planar.sample(2000, step_generator(0, Stream.TEST, 1, "cpu"))
-        line[0].scatter(x[:, 0], x[:, 1], s=0.4, linewidths=0, color="black")
+        line[0].scatter(x[:, 0], x[:, 1], s=0.8, linewidths=0, color="black")
         truth = planar.log_density(_view()).exp().reshape(PIXELS, PIXELS).numpy()
         images = {"exact": truth}
         for row in reversed([r for r in rows if r["set"] == name]):
@@ -270,14 +271,14 @@ def plot_planar(path: Path, rows: Sequence[Row], table: Sequence[Row] = ()) -> N
             if title in images:
                 extent = (-VIEW, VIEW, -VIEW, VIEW)
                 ax.imshow(images[title], "viridis", origin="lower", extent=extent, **scale)
-        line[0].set_ylabel(name, fontsize=8)
+        line[0].set_ylabel(name, fontsize=10)
         for ax in line:
             ax.set(xticks=[], yticks=[], **limits)
     for ax, title in zip(axes[0], ["samples", "exact", *titles], strict=True):
-        ax.set_title(title.replace(" (", "\n("), fontsize=6.5)
-    bottom = 0.2 / height
-    figure.subplots_adjust(0.03, bottom + 0.005, 0.998, 1 - 0.45 / height, 0.04, 0.04)
-    figure.text(0.5, bottom / 2, CAPTION, ha="center", va="center", fontsize=6.5)
+        ax.set_title(title.replace(" (", "\n("), fontsize=10)
+    bottom = 0.3 / height
+    figure.subplots_adjust(0.03, bottom + 0.005, 0.998, 1 - 0.55 / height, 0.04, 0.04)
+    figure.text(0.5, bottom / 2, CAPTION, ha="center", va="center", fontsize=10)
     with atomic_path(path) as temporary:
         figure.savefig(temporary, format="png")
         # A palette of 64 colours takes a third of the size.

@@ -205,9 +205,11 @@ def summarise(rows: Sequence[Row], keys: Sequence[str]) -> list[Row]:
     Returns:
         For each group, in order of appearance: the keys, the truth, the number of seeds, mean and
         sample standard deviation of the estimate, mean squared and absolute error, the relative
-        error of the mean, and the mean of the seconds.
+        error of the mean, and the mean of the seconds. Where all groups have one seed, which has no
+        deviation and no mean squared error, these two are left out.
     """
     frame = pd.DataFrame(rows)
+    one = frame.groupby([*keys, "truth"]).size().max() == 1
     error = frame["estimate"] - frame["truth"]
     frame = frame.assign(mse=error**2, mae=error.abs())
     table = frame.groupby([*keys, "truth"], sort=False, as_index=False).agg(
@@ -221,7 +223,7 @@ def summarise(rows: Sequence[Row], keys: Sequence[str]) -> list[Row]:
     truth = table["truth"]
     relative = (table["mean"] - truth) / truth.where(truth != 0)
     table.insert(table.columns.get_loc("seconds"), "relative", relative)
-    return _plain(table)
+    return _plain(table.drop(columns=["std", "mse"]) if one else table)
 
 
 def average(rows: Sequence[Row], keys: Sequence[str]) -> list[Row]:
