@@ -162,6 +162,11 @@ def overview(study: str, id_name: str) -> str:
     return study_tables.overview(load_study(study), runs)
 
 
+def outliers(tables: str) -> str:
+    r"""Returns the AUROCs of outlier detectors on the made or the shipped tables."""
+    return bench_tables.outliers(results_of(f"outliers_{tables}"))
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "study": lambda: ranked("pack_objectives", OBJECTIVES),
     "short": lambda: ranked("pack_short", OBJECTIVES),
@@ -194,6 +199,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "throughput": lambda: bench_tables.throughput(results_of("throughput")),
     "int8": lambda: bench_tables.int8(results_of("int8")),
     "joint-score": lambda: bench_tables.joint_score(results_of("joint_score")),
+    **{f"outliers-{tables}": partial(outliers, tables) for tables in ("made", "shipped")},
     "density-planar": task_tables.planar,
     "density-images": task_tables.images,
     "density-tabular": task_tables.tabular,
