@@ -107,11 +107,11 @@ def compare(models: Mapping[str, onnxruntime.InferenceSession], data: BenchmarkD
         models: The model in single precision and the quantised one.
         data: The benchmark.
     """
-    on_id = [predict(model, data.id_test.images) for model in models.values()]
+    on_id = [predict(model, data.id_test.images[:]) for model in models.values()]
     results: Results = {"auroc": {}}
     for name, images in {**data.near, **data.far}.items():
         a, b = (
-            100 * ood_metrics(known.scores, predict(model, images.images).scores).auroc
+            100 * ood_metrics(known.scores, predict(model, images.images[:]).scores).auroc
             for known, model in zip(on_id, models.values(), strict=True)
         )
         results["auroc"][name] = a, b, b - a
@@ -153,7 +153,7 @@ def run(args: argparse.Namespace) -> int:
     require_writable(args.out)
     manifest = find_benchmark(config.benchmark, config.id, args.data_root)
     data = load_benchmark(manifest, args.data_root)
-    calibration = evenly(data.id_val.images, args.calibration)
+    calibration = evenly(data.id_val.images[:], args.calibration)
     with tempfile.TemporaryDirectory() as folder:
         plain, ready, int8 = (Path(folder) / f"{n}.onnx" for n in ("plain", "ready", "int8"))
         export_scorer(scorer, plain)

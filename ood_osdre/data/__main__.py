@@ -2,7 +2,8 @@ r"""The command `python -m ood_osdre.data check`: what of a benchmark is on disk
 
 It prints one row a set: its role, name, state, the images found and expected, and the exact path
 of its list. By default an image counts if its file exists and is not empty; `--decode` opens
-every one. The exit status is 0 if the benchmark can run: the ID sets, a reference and at least
+every one. Decoded images that an earlier run has kept (`--cache-dir`) are read and compared with their
+checksums, which a run does not do with large sets; damaged ones are removed. The exit status is 0 if the benchmark can run: the ID sets, a reference and at least
 one near or far set are present. It is 1 if it cannot, and 2 for a mistake in the command.
 """
 
@@ -19,8 +20,9 @@ from tabulate import tabulate
 
 from ..errors import UserError, exit_status
 from ..files import local
+from .benchmark import CACHE
 from .builtin import load_digits_sets
-from .images import decode_all
+from .images import cache_folders, check_cache, decode_all
 from .manifests import BENCHMARKS, Manifest, benchmark_names, load_manifest
 from .status import SetStatus, can_run, find_reference, inspect, lacking, runnable
 
@@ -50,6 +52,9 @@ def _run(args: argparse.Namespace) -> int:
         statuses = [_decoded(s, manifest.size) for s in statuses]
 
     print("\n".join(_report(manifest, statuses, args.verbose)))
+    for folder in cache_folders(args.cache_dir or args.data_root / CACHE):
+        for path in check_cache(folder):
+            print(f"{path}: damaged and removed; the next run decodes it again")
     if can_run(statuses):
         return 0
     if others := runnable(manifest.id_name, args.data_root):
@@ -66,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     known = ", ".join(benchmark_names())
     p.add_argument("--benchmark", help=f"manifest, by name ({known}) or by path")
     p.add_argument("--data-root", type=local, default=Path("data"), help="default: ./data")
+    p.add_argument("--cache-dir", type=local, help="decoded images (default: in data root)")
     p.add_argument("--reference", help="name of a reference, or a folder, list or .npy array")
     p.add_argument("--download", action="store_true", help="fetch what torchvision can fetch")
     p.add_argument("--mirror", help="URL of a folder with the archives, for --download")

@@ -1,6 +1,7 @@
 r"""Loads a benchmark: those of its sets that are whole on disk.
 
-Every ID set must have the classes of training. Sets that share images, and a reference that holds
+A set is decoded once and kept in the cache, but one that is large
+(:data:`~ood_osdre.data.image_files.LIMIT`) stays files and is decoded as it is read. Every ID set must have the classes of training. Sets that share images, and a reference that holds
 classes of a near set without a companion, are warned of.
 """
 
@@ -9,8 +10,8 @@ __all__ = ["BenchmarkData", "choose_benchmark", "load_benchmark", "load_digits_b
 import hashlib
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
 
@@ -21,10 +22,20 @@ from PIL import Image
 from ..errors import UserError
 from ..files import local, map_array, stat
 from .builtin import load_digits_sets, synthetic_ood
-from .images import cached_array, decode_all, square
+from .image_files import ImageFiles, array_of, is_large
+from .images import cached_array, decode_all, image_files, square
 from .manifests import BENCHMARKS, Manifest, SetSpec, load_manifest
-from .sets import ImageSet, count_shared, fingerprints, hold_out_reference
-from .status import REQUIRED, SetStatus, find_reference, inspect, lacking, runnable
+from .sets import ImageSet, count_shared, fingerprints, hold_out_reference, key_of
+from .status import (
+    REQUIRED,
+    SetStatus,
+    advice,
+    explain,
+    find_reference,
+    inspect,
+    lacking,
+    shared_files,
+)
 
 CACHE = ".ood_osdre_cache"
 # Sets of these roles must share no image with any other set. OOD sets may.
@@ -51,6 +62,7 @@ class BenchmarkData:
         checksums: The sha256 of each set's list, or of its pixels where it has none.
         reference_name: The name of the reference.
         missing: What is wrong with each near or far set that is not (wholly) present, by name.
+        cache: The folder of what is kept of the sets; None if they are embedded.
     """
 
     manifest: Manifest
@@ -64,6 +76,7 @@ class BenchmarkData:
     checksums: dict[str, str] = field(default_factory=dict)
     reference_name: str = ""
     missing: dict[str, str] = field(default_factory=dict)
+    cache: Path | None = None
 
     @property
     def classes(self) -> int:
@@ -116,7 +129,7 @@ def choose_benchmark(
     if not manifests:
         raise UserError(f"benchmark: got none, expected the name of one with ID {id_name!r}.")
     what = f"no benchmark of --id {id_name} is whole in {root.resolve()} (--data-root):"
-    raise UserError("\n".join([what, *(f"  {p}" for p in passed), *_advice(manifests, root)]))
+    raise UserError("\n".join([what, *(f"  {p}" for p in passed), *advice(manifests, root)]))
 
 
 def load_benchmark(
@@ -170,11 +183,11 @@ def load_benchmark(
             if name in rows and companion is None:
                 message = "the reference %s holds classes of %s: no mean counts its row"
                 log.warning(message, reference_set.name, name)
-    _warn_of_copies(present, loaded)
+    _warn_of_copies(present, loaded, cache)
     checksums = {
         f"{s.spec.role}/{s.spec.name}": s.list.checksum for s in present if s.list is not None
     }
-    return _assemble(manifest, loaded, checksums, missing)
+    return replace(_assemble(manifest, loaded, checksums, missing), cache=cache)
 
 
 def load_digits_benchmark(manifest: Manifest | None = None) -> BenchmarkData:
@@ -207,41 +220,8 @@ def _inspect_all(
         lacking = [str(s) for s in tables] or ["no set of role near or far"]
     if lacking:
         needs_reference = any(s.spec.role == "reference" and not s.present for s in required)
-        raise UserError("\n".join(_explain(manifest, root, lacking, needs_reference)))
+        raise UserError("\n".join(explain(manifest, root, lacking, needs_reference)))
     return required, optional
-
-
-def _explain(
-    manifest: Manifest, data_root: Path, lacking: Sequence[str], needs_reference: bool
-) -> Iterator[str]:
-    r"""Yields a few lines: what is missing, where it was looked for, and how to get it."""
-    yield (
-        f"benchmark {manifest.name} ({manifest.id_name}) needs data that is not whole in "
-        f"{data_root.resolve()} (--data-root):"
-    )
-    yield from (f"  {line}" for line in lacking)
-    for spec in manifest.role("reference"):
-        # A reference that is there but costs a row has to be asked for.
-        others = ", ".join(n for n, companion in spec.overlaps.items() if companion is None)
-        if needs_reference and others and inspect(manifest, spec, data_root).present:
-            yield f"  --reference {spec.name} is there, but shares classes with {others}"
-    yield from _advice([manifest], data_root)
-
-
-def _advice(manifests: Sequence[Manifest], data_root: Path) -> Iterator[str]:
-    r"""Yields what else can be run, how to get the sets of benchmarks, and how to see them."""
-    id_name, first_name = manifests[0].id_name, manifests[0].name
-    if other := runnable(id_name, data_root):
-        yield f"What is there suffices for --benchmark {' or '.join(other)}."
-    for get in dict.fromkeys(m.get for m in manifests if m.get):
-        names = [m.name for m in manifests if m.get == get]
-        what = " or ".join(names) if len(manifests) > 1 else "it"
-        yield f"How to get {what}: {' '.join(get.split())}"
-    yield (
-        f"To see every set: python -m ood_osdre.data check --id {id_name} "
-        f"--benchmark {first_name} --data-root {data_root}"
-    )
-    yield "No data at hand? --id digits needs none."
 
 
 def _assemble(
@@ -260,7 +240,7 @@ def _assemble(
 
     for (role, name), images in loaded.items():
         if f"{role}/{name}" not in checksums:
-            pixels = np.ascontiguousarray(images.images).data
+            pixels = array_of(images.images).data
             checksums[f"{role}/{name}"] = hashlib.sha256(pixels).hexdigest()
     return BenchmarkData(
         manifest=manifest,
@@ -278,15 +258,16 @@ def _assemble(
 
 
 def _load_set(status: SetStatus, size: int, cache_dir: Path, progress: bool) -> ImageSet:
-    r"""Loads a present set, through the cache unless it is an array that is as it should be."""
+    r"""Loads a present set, through the cache unless it is large, or an array as it should be."""
     content, images, path = status.list, status.images, status.path
     if content is None:
         array: NDArray[np.uint8] = map_array(path)
         names, labels = [f"{path.name}[{i}]" for i in range(len(array))], np.full(len(array), -1)
+        parts: tuple[bytes, ...] = os.fsencode(os.path.realpath(path)), repr(stat(path)).encode()
+        key = key_of(*parts)
         if array.shape[1:] == (size, size, 3):
-            return ImageSet(array, labels, names)
+            return ImageSet(array, labels, names, key)
         grey = array[..., 0] if array.ndim == 4 and array.shape[3] == 1 else array
-        key: tuple[bytes, ...] = os.fsencode(os.path.realpath(path)), repr(stat(path)).encode()
 
         def build() -> NDArray[np.uint8]:
             return np.stack([square(Image.fromarray(i), size) for i in grey])
@@ -296,14 +277,16 @@ def _load_set(status: SetStatus, size: int, cache_dir: Path, progress: bool) -> 
             labels = np.full_like(labels, -1)
         # Other roots may hold other pixels under the same names, sizes and times.
         root = os.fsencode(os.path.realpath(images))
-        key = root, "\n".join(names).encode(), repr(status.stats).encode()
+        parts = root, "\n".join(names).encode(), repr(status.stats).encode()
+        key, title = key_of(*parts, b"%d" % size), str(status.spec)
+        if is_large(len(names), size):
+            return ImageSet(image_files(images, content.names, size, title), labels, names, key)
 
         def build() -> NDArray[np.uint8]:
-            paths = [images / name for name in names]
-            return decode_all(paths, size, str(status.spec), progress)
+            return decode_all([images / name for name in names], size, title, progress)
 
     shape = len(names), size, size, 3
-    return ImageSet(cached_array(build, shape, key, path.stem, cache_dir), labels, names)
+    return ImageSet(cached_array(build, shape, parts, path.stem, cache_dir), labels, names, key)
 
 
 def _synthetic(specs: Sequence[SetSpec], id_test: ImageSet) -> dict[tuple[str, str], ImageSet]:
@@ -331,16 +314,36 @@ def _check_classes(loaded: Mapping[tuple[str, str], ImageSet]) -> None:
 
 
 def _warn_of_copies(
-    statuses: Sequence[SetStatus], loaded: Mapping[tuple[str, str], ImageSet]
+    statuses: Sequence[SetStatus], loaded: Mapping[tuple[str, str], ImageSet], cache_dir: Path
 ) -> None:
-    r"""Warns of images that a list names twice, and of sets that share images."""
+    r"""Warns of images that a list names twice, and of sets that share images.
+
+    Pixels are compared, but of a set that is streamed files: no copy that was written anew is found.
+    """
     for status in statuses:
         names = () if status.list is None else status.list.names
         if copies := len(names) - len(set(names)):
             log.warning("%s: %d of its entries repeat others", status.path, copies)
-    marks = {key: fingerprints(images.images) for key, images in loaded.items()}
-    for one, other in combinations(marks, 2):
-        count = count_shared(marks[other], marks[one]) if EXCLUSIVE & {one[0], other[0]} else 0
+    files = {(str(s.spec.role), s.spec.name): s for s in statuses}
+    streamed = {key for key, s in loaded.items() if isinstance(s.images, ImageFiles)}
+    marks = {key: _marks(s, key, cache_dir) for key, s in loaded.items() if key not in streamed}
+    for one, other in (p for p in combinations(loaded, 2) if EXCLUSIVE & {p[0][0], p[1][0]}):
+        if not streamed & {one, other}:
+            count: int | None = count_shared(marks[other], marks[one])
+        elif (count := shared_files(files[one], files[other])) is None:
+            log.warning("%s %s and %s %s: not compared, as they are too many", *one, *other)
         if count:
             message = "%s %s and %s %s share images: %d of the %d of the latter"
-            log.warning(message, *one, *other, count, len(marks[other]))
+            log.warning(message, *one, *other, count, len(loaded[other]))
+
+
+def _marks(images: ImageSet, key: tuple[str, str], cache_dir: Path) -> NDArray[np.int64]:
+    r"""Returns the fingerprints of a set that is not streamed, from the cache if it is of files."""
+
+    def build() -> NDArray[np.int64]:
+        return fingerprints(images.images[:])
+
+    if not images.key:
+        return build()
+    parts, stem = (images.key.encode(), b"fingerprints"), "-".join(("marks", *key))
+    return cached_array(build, (len(images),), parts, stem, cache_dir, np.int64)

@@ -16,13 +16,19 @@ images with their patches shuffled, drawn shapes over gradients, and noise.
 
 __all__ = ["SETS", "load_digits_sets", "noise", "patch_shuffle", "shapes", "synthetic_ood"]
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
+from .image_files import Pixels as AnyPixels
 from .sets import ImageSet
 
 Pixels = NDArray[np.uint8]
+# The images drawn in floats together.
+TOGETHER = 64
 SIZE = 32
 STRIDE = 16
 SPLITS = {"id_train": 0.6, "id_val": 0.1, "id_test": 0.3}
@@ -104,7 +110,7 @@ def _enlarge(grey: Pixels) -> Pixels:
     return np.asarray(image.convert("RGB"))
 
 
-def synthetic_ood(id_images: Pixels, size: int, seed: int = 0) -> dict[str, Pixels]:
+def synthetic_ood(id_images: AnyPixels, size: int, seed: int = 0) -> dict[str, Pixels]:
     r"""Returns synthetic validation OOD by kind, each with shape :math:`(N, H, W, 3)`.
 
     Arguments:
@@ -178,17 +184,27 @@ def noise(size: int, height: int, width: int, rng: np.random.Generator) -> Pixel
     Returns:
         The images, with shape :math:`(N, H, W, 3)`.
     """
-    uniform = rng.uniform(0, 255, (size, height, width, 3))
-    gaussian = rng.normal(127, rng.uniform(10, 80, (size, 1, 1, 1)), uniform.shape)
+    result = np.empty((size, height, width, 3), np.uint8)
+    kind = np.arange(size) % 3
+
+    def keep(which: int, draw: Callable[[slice], NDArray[Any]]) -> None:
+        # All are drawn, as the generator goes on from there, but a third of them is kept.
+        for start in range(0, size, TOGETHER):
+            part = slice(start, min(start + TOGETHER, size))
+            mine = kind[part] == which
+            result[part][mine] = draw(part)[mine].clip(0, 255)
+
+    def shape(part: slice) -> tuple[int, int, int, int]:
+        return part.stop - part.start, height, width, 3
+
+    keep(0, lambda part: rng.uniform(0, 255, shape(part)))
+    deviation = rng.uniform(10, 80, (size, 1, 1, 1))
+    keep(1, lambda part: rng.normal(127, deviation[part], shape(part)))
     coarse = rng.uniform(0, 255, (size, 5, 5, 3)).astype(np.uint8)
     side, bicubic = (width, height), Image.Resampling.BICUBIC
-    smooth = np.stack([np.asarray(Image.fromarray(c).resize(side, bicubic)) for c in coarse])
-    kind = np.arange(size)[:, None, None, None] % 3
-    return (
-        np.select([kind == 0, kind == 1], [uniform, gaussian], smooth)
-        .clip(0, 255)
-        .astype(np.uint8)
-    )
+    for i in np.flatnonzero(kind == 2):
+        result[i] = np.asarray(Image.fromarray(coarse[i]).resize(side, bicubic))
+    return result
 
 
 def _gradient(height: int, width: int, rng: np.random.Generator) -> Pixels:

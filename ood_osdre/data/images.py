@@ -10,8 +10,10 @@ Decoding tens of thousands of small files is slow, so each set is decoded once i
 depends on: the version of the preprocessing, the folder, the list, and the size and modification
 time of each image. The file is written under a temporary name, flushed to disk and renamed, so
 that a crash leaves no half-written cache and two processes that build one set each leave a whole
-file. A CRC-32 of the pixels follows them within the file; whoever maps it checks that, at 2 GB/s,
-and a file that was damaged, or has none, is built again.
+file. A CRC-32 of the pixels follows them within the file. It is checked once when the file is
+written and by `python -m ood_osdre.data check`; whoever maps a file checks its type, shape and
+length, and the CRC only of one of at most :data:`CHECKED` bytes, as that of all others would read
+every pixel of a benchmark before the first is wanted. A file found damaged is built again.
 """
 
 __all__ = [
@@ -19,9 +21,12 @@ __all__ = [
     "VERSION",
     "as_rgb",
     "as_uint8",
+    "cache_folders",
     "cached_array",
+    "check_cache",
     "decode",
     "decode_all",
+    "image_files",
     "is_image",
     "square",
 ]
@@ -30,6 +35,7 @@ import contextlib
 import hashlib
 import logging
 import os
+import re
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Sequence
@@ -44,6 +50,7 @@ from tqdm import tqdm
 
 from ..errors import UserError, one_line
 from ..files import atomic_path, is_regular, map_array, stat, sweep
+from .image_files import ImageFiles, cores
 from .lists import first, image_suffixes
 
 # What Pillow raises for damaged files, depending on their format, and for those of absurd size.
@@ -53,8 +60,13 @@ DAMAGE = (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombErr
 VERSION = 3
 #: Rounding of pixels that were resized or cropped in floats.
 SLACK = 1e-3
-# The images that a thread decodes before it reports.
+# The most images that a thread decodes before it reports.
 TOGETHER = 64
+#: The size of a cached array below which its pixels are checked whenever it is mapped.
+CHECKED = 16 * 2**20
+CRC = 4  # bytes
+# How the name of a cached array ends.
+NAME = re.compile(r"-[0-9a-f]{20}\.npy$")
 # The EXIF tag of how a camera was held, and what undoes each of its values.
 ORIENTATION = 0x0112
 TURNS = {
@@ -108,7 +120,11 @@ def as_uint8(pixels: NDArray[Any], top: int = 1) -> NDArray[np.uint8]:
     if not (low >= -SLACK and high <= top + SLACK):  # also false for NaN
         kind = "floats" if top == 1 else "integers"
         raise ValueError(f"pixels from {low:.3g} to {high:.3g}, expected {kind} in [0, {top}]")
-    return np.rint(255 // top * pixels.clip(0, top)).astype(np.uint8)
+    whole = np.empty(pixels.shape, np.uint8)
+    for start in range(0, len(pixels), TOGETHER):  # or three copies in floats would lie in memory
+        part = slice(start, start + TOGETHER)
+        whole[part] = np.rint(255 // top * pixels[part].clip(0, top))
+    return whole
 
 
 def square(image: Image.Image, size: int) -> NDArray[np.uint8]:
@@ -163,7 +179,11 @@ def decode(path: Path, size: int) -> NDArray[np.uint8]:
 
 
 def decode_all(
-    paths: Sequence[Path], size: int, title: str, progress: bool = True
+    paths: Sequence[Path],
+    size: int,
+    title: str,
+    progress: bool = True,
+    threads: int | None = None,
 ) -> NDArray[np.uint8]:
     r"""Decodes image files.
 
@@ -172,15 +192,21 @@ def decode_all(
         size: The side :math:`S`.
         title: What the progress bar and errors call the set.
         progress: Whether to show a progress bar.
+        threads: How many threads decode; None for as many as there are cores.
 
     Returns:
         The images, with shape :math:`(N, S, S, 3)`.
+
+    Raises:
+        UserError: If some cannot be decoded; it names them.
     """
+    threads = threads or min(16, cores())
+    together = max(1, min(TOGETHER, len(paths) // threads))
     images = np.empty((len(paths), size, size, 3), dtype=np.uint8)
     bad: list[str] = []
 
     def some(start: int) -> int:
-        stop = min(start + TOGETHER, len(paths))
+        stop = min(start + together, len(paths))
         for i in range(start, stop):
             try:
                 images[i] = decode(paths[i], size)
@@ -190,21 +216,31 @@ def decode_all(
 
     bar = tqdm(total=len(paths), desc=f"decoding {title}", unit="image", disable=not progress)
     # Pillow releases the interpreter's lock while it decodes and resizes.
-    with bar, ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1)) as pool:
-        for count in pool.map(some, range(0, len(paths), TOGETHER)):
+    with bar, ThreadPoolExecutor(max_workers=threads) as pool:
+        for count in pool.map(some, range(0, len(paths), together)):
             bar.update(count)
     if bad:
         raise UserError(f"{title}: cannot decode {first(sorted(bad), 'file')}")
     return images
 
 
+def image_files(folder: Path, names: Sequence[str], size: int, title: str) -> ImageFiles:
+    r"""Returns images that stay files, by their paths below a folder; see :func:`decode_all`."""
+
+    def decode(paths: Sequence[Path], threads: int | None) -> NDArray[np.uint8]:
+        return decode_all(paths, size, title, progress=False, threads=threads)
+
+    return ImageFiles(folder, names, size, decode)
+
+
 def cached_array(
-    build: Callable[[], NDArray[np.uint8]],
+    build: Callable[[], NDArray[Any]],
     shape: tuple[int, ...],
     key: Iterable[bytes],
     stem: str,
     cache_dir: Path,
-) -> NDArray[np.uint8]:
+    dtype: type[np.generic] = np.uint8,
+) -> NDArray[Any]:
     r"""Returns an array from the cache, after building it if need be.
 
     The array is mapped copy-on-write: it may be written to, which changes no file.
@@ -215,18 +251,16 @@ def cached_array(
         key: All that the array depends on, part by part.
         stem: The readable part of the file name.
         cache_dir: The folder of the cache; another is used where it cannot be written.
+        dtype: Its type.
     """
     digest = hashlib.sha256(f"v{VERSION} {shape}".encode())
     for part in key:
         digest.update(b"%d:" % len(part) + part)
     # A long name is a valid one, but not with the key at its end.
     name = f"{stem[:40]}-{digest.hexdigest()[:20]}.npy"
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    # In a container the user may have no home: then `~` stays what it is.
-    others = [] if home.startswith("~") else [Path(home, "ood_osdre", name)]
-    paths = [cache_dir / name, *others]
+    paths = [folder / name for folder in cache_folders(cache_dir)]
     for path in paths:
-        if (found := load(path, shape)) is not None:
+        if (found := load(path, shape, dtype)) is not None:
             return found
 
     images = build()
@@ -236,13 +270,39 @@ def cached_array(
         except UserError as error:
             log.warning("decoded images are not kept: %s", error)
         else:
-            found = load(path, shape)
+            found = load(path, shape, dtype, whole=True)
             return images if found is None else found
     return images
 
 
-def load(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8] | None:
-    r"""Maps a cached array; None if the file is absent, damaged or of another shape."""
+def cache_folders(cache_dir: Path) -> list[Path]:
+    r"""Returns where arrays are kept: a folder, and the one for where that cannot be written."""
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    # In a container the user may have no home: then `~` stays what it is.
+    return [cache_dir, *([] if home.startswith("~") else [Path(home, "ood_osdre")])]
+
+
+def check_cache(folder: Path) -> list[Path]:
+    r"""Removes the cached arrays of a folder whose content is not what was kept; returns them."""
+    paths = [p for p in sorted(folder.glob("*.npy")) if NAME.search(p.name) and is_regular(p)]
+    damaged = []
+    for path in paths:
+        with contextlib.suppress(UserError):
+            array = map_array(path)
+            if load(path, array.shape, array.dtype.type, whole=True) is not None:
+                continue
+        damaged.append(path)
+        path.unlink(missing_ok=True)
+    return damaged
+
+
+def load(
+    path: Path, shape: tuple[int, ...], dtype: type[np.generic] = np.uint8, whole: bool = False
+) -> NDArray[Any] | None:
+    r"""Maps a cached array; None if the file is absent, damaged or of another shape or type.
+
+    Its content is looked at if it is small, or if the `whole` is asked for.
+    """
     if stat(path) is None:
         return None
     try:
@@ -250,18 +310,19 @@ def load(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8] | None:
     except UserError as error:
         log.warning("rebuilding the damaged cache %s", error)
         return None
-    is_ours = array.shape == shape and array.dtype == np.uint8
+    is_ours = array.shape == shape and array.dtype == dtype
     # In another order the same bytes would be other pixels.
     if is_ours and array.flags.c_contiguous:
         with contextlib.suppress(OSError), path.open("rb") as file:  # removed since it was mapped
             file.seek(array.offset + array.nbytes)
-            if file.read(8) == _checksum(path, array):
+            kept, looks = file.read(8), whole or array.nbytes <= CHECKED
+            if kept == _checksum(path, array) if looks else len(kept) == CRC:
                 return array
     log.warning("rebuilding the damaged cache %s (its pixels are not what was kept)", path)
     return None
 
 
-def save(path: Path, images: NDArray[np.uint8]) -> None:
+def save(path: Path, images: NDArray[Any]) -> None:
     r"""Writes an array and its checksum so that at no time a part of it has the final name."""
     images = np.ascontiguousarray(images)
     sweep(path.parent)
@@ -271,6 +332,7 @@ def save(path: Path, images: NDArray[np.uint8]) -> None:
             file.write(_checksum(path, images))
 
 
-def _checksum(path: Path, images: NDArray[np.uint8]) -> bytes:
+def _checksum(path: Path, images: NDArray[Any]) -> bytes:
     r"""Returns the CRC-32 of pixels and of the name, and so the key, that they are kept under."""
-    return zlib.crc32(images.data, zlib.crc32(os.fsencode(path.name))).to_bytes(4, "big")
+    whole = images.reshape(-1).view(np.uint8).data  # of an array without elements, none
+    return zlib.crc32(whole, zlib.crc32(os.fsencode(path.name))).to_bytes(CRC, "big")

@@ -24,12 +24,12 @@ all of them alike. Files and Pillow images go through the one preprocessing of
 :mod:`ood_osdre.data.images`; arrays and tensors must already have the size.
 """
 
-__all__ = ["IMAGE_KEYS", "Samples", "read", "read_pieces", "split_item"]
+__all__ = ["IMAGE_KEYS", "read", "read_pieces", "split_item"]
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,12 +39,14 @@ from torch.utils.data import IterableDataset
 
 from ..errors import UserError, one_line
 from ..files import is_folder, is_regular, local, map_array
-from .images import DAMAGE, as_uint8, decode_all, is_image, square
+from . import image_files as lazy
+from .image_files import ImageFiles, LazyImages, in_batches
+from .images import DAMAGE, as_uint8, decode_all, image_files, is_image, square
 from .lists import list_folder, read_list
-from .sets import ImageSet, group_of
+from .sets import ImageSet, Samples, group_of
 
-# The number of items of a data set or a list that are read together.
-PIECE = 4096
+# The most items of a data set or a list, and about the bytes of images, that are read together.
+PIECE, TOGETHER = 4096, 96 * 2**20
 #: Where OpenOOD's, Hugging Face's and other data sets keep images.
 IMAGE_KEYS = ("data", "image", "img", "pixel_values")
 #: And where they keep classes.
@@ -65,29 +67,6 @@ class _Items(Protocol):
     def __getitem__(self, index: int, /) -> object: ...
 
 
-class Samples(NamedTuple):
-    r"""Images or vectors, with labels and names.
-
-    Attributes:
-        values: Images in uint8, with shape :math:`(N, S, S, 3)`, or vectors, with shape
-            :math:`(N, d)`, in float32, or float64 if they came as integers or in more than single
-            precision.
-        labels: The ID class of each, -1 where there is none, with shape :math:`(N)`.
-        names: A name for each, its path if it has one.
-        unlabelled: Why there are no labels; empty if there are.
-    """
-
-    values: NDArray[Any]
-    labels: NDArray[np.int64]
-    names: list[str]
-    unlabelled: str = ""
-
-    @property
-    def has_images(self) -> bool:
-        r"""Whether the values are images."""
-        return self.values.ndim == 4
-
-
 def read(data: object, size: int, what: str, labelled: bool = True) -> Samples:
     r"""Reads all of some data.
 
@@ -100,12 +79,17 @@ def read(data: object, size: int, what: str, labelled: bool = True) -> Samples:
     Raises:
         UserError: If there is none of it, or it is not images of that size or vectors.
     """
-    pieces = list(read_pieces(data, size, what, labelled))
-    values = _joined([piece.values for piece in pieces], what)
+    pieces = list(_labelled(data, size, what, labelled))
+    values = [piece.values for piece in pieces]
+    if len(values) != 1:
+        values = [_joined([np.asarray(part) for part in values], what)]
+    # Half of it, as there are ID data and a reference.
+    elif isinstance(values[0], ImageFiles) and values[0].nbytes <= lazy.LIMIT // 2:
+        values = [values[0][:]]
     labels = np.concatenate([piece.labels for piece in pieces])
     names = [name for piece in pieces for name in piece.names]
     reasons = [piece.unlabelled for piece in pieces if piece.unlabelled]
-    return Samples(values, labels, names, reasons[0] if reasons else "")
+    return Samples(values[0], labels, names, reasons[0] if reasons else "")
 
 
 def read_pieces(data: object, size: int, what: str, labelled: bool = False) -> Iterator[Samples]:
@@ -114,11 +98,25 @@ def read_pieces(data: object, size: int, what: str, labelled: bool = False) -> I
     The arguments are those of :func:`read`.
 
     Yields:
-        Pieces that are not empty, in order.
+        Pieces that are not empty and in memory, in order.
 
     Raises:
         UserError: If something is not images of that size or vectors.
     """
+    for piece in _labelled(data, size, what, labelled):
+        if not isinstance(piece.values, LazyImages):
+            yield piece
+            continue
+        # In multiples of a batch, so that no small one is left over.
+        count = min(
+            PIECE, max(1, len(piece.values) * TOGETHER // piece.values.nbytes // 512) * 512
+        )
+        for i, batch in enumerate(in_batches(piece.values, count)):
+            rows = slice(i * count, (i + 1) * count)
+            yield Samples(batch, piece.labels[rows], piece.names[rows], piece.unlabelled)
+
+
+def _labelled(data: object, size: int, what: str, labelled: bool) -> Iterator[Samples]:
     count = 0
     for values, given, names in _pieces(data, size, what):
         n = len(values)
@@ -153,12 +151,17 @@ def split_item(item: object, what: str) -> tuple[object, object]:
 
 READABLE, PATHS = (_Items, Iterable), (str, os.PathLike)
 # Values, labels if there are any, and names.
-_Piece = tuple[NDArray[Any], object, list[str] | None]
+_Piece = tuple[NDArray[Any] | LazyImages, object, list[str] | None]
 
 
 def _pieces(data: object, size: int, what: str) -> Iterator[_Piece]:
     if isinstance(data, ImageSet):
-        yield _values(data.images, size, what), data.labels, data.names
+        images = data.images
+        if isinstance(images, LazyImages):
+            _values(images[:1], size, what)
+        else:
+            images = _values(images, size, what)
+        yield images, data.labels, data.names
     elif isinstance(data, str | os.PathLike):
         yield from _files(local(data), size, what)
     elif isinstance(data, np.ndarray | Tensor):
@@ -167,7 +170,8 @@ def _pieces(data: object, size: int, what: str) -> Iterator[_Piece]:
     elif isinstance(data, Image.Image):
         yield _item(data, size, what), None, None
     elif isinstance(data, tuple | list) and data and all(isinstance(p, PATHS) for p in data):
-        yield from _images([local(p) for p in data], list(map(str, data)), size, what)
+        names = [str(local(p)) for p in data]
+        yield image_files(Path(), names, size, what), None, list(map(str, data))
     # Of tables and their columns, `[i]` is what has the label i, not what stands there.
     elif isinstance(data, Mapping) or hasattr(data, "to_numpy") or not isinstance(data, READABLE):
         raise UserError(
@@ -217,7 +221,7 @@ def _files(path: Path, size: int, what: str) -> Iterator[_Piece]:
         yield _values(map_array(path), size, f"{what} {path}"), None, None
         return
     if is_image(path):
-        yield from _images([path], [str(path)], size, what)
+        yield image_files(Path(), [str(path)], size, what), None, [str(path)]
         return
     if is_folder(path):
         content, folder = list_folder(path), path
@@ -225,22 +229,14 @@ def _files(path: Path, size: int, what: str) -> Iterator[_Piece]:
         classes = sorted(set(groups))
         # Folders are classes, as everywhere, if every image is in one of several.
         are_classes = len(classes) > 1 and "" not in classes
-        labels = tuple(classes.index(g) if are_classes else -1 for g in groups)
+        places = {name: i for i, name in enumerate(classes)}
+        labels = tuple(places[g] if are_classes else -1 for g in groups)
     elif is_regular(path):
         content, folder = read_list(path), path.parent
         labels = content.labels
     else:
         raise UserError(f"{what}: {path}: no such folder, list file, .npy array or image.")
-    yield from _images([folder / n for n in content.names], content.names, size, what, labels)
-
-
-def _images(
-    paths: Sequence[Path], names: Sequence[str], size: int, what: str, labels: Sequence[int] = ()
-) -> Iterator[_Piece]:
-    for start in range(0, len(paths), PIECE):
-        chosen = slice(start, start + PIECE)
-        images = decode_all(paths[chosen], size, what, progress=False)
-        yield images, labels[chosen] if labels else None, list(names[chosen])
+    yield image_files(folder, content.names, size, what), labels, list(content.names)
 
 
 def _joined(parts: Sequence[NDArray[Any]], what: str) -> NDArray[Any]:

@@ -1,4 +1,4 @@
-r"""Labelled images in memory, or mapped from disk: splits of them, and what two sets share.
+r"""Labelled images in memory, mapped from disk, or in files: splits, and what two sets share.
 
 Items that two sets share are found by content. A fingerprint is a hash of 64 bits: among a
 million items two different ones agree with a probability of 3e-8. A copy that was re-encoded,
@@ -11,25 +11,32 @@ else a held-out tenth.
 
 __all__ = [
     "ImageSet",
+    "Samples",
+    "Survey",
     "count_shared",
     "cut_apart",
     "fingerprints",
     "group_of",
     "hold_out_id",
     "hold_out_reference",
+    "key_of",
+    "survey",
     "thinned",
 ]
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from tqdm import tqdm
 
 from ..errors import UserError
+from .image_files import HELD, ArrayRows, LazyImages, Pixels, in_batches
 
+SURVEYED = 64  # images, together
 PLAIN_FOLDERS = frozenset({"images", "train", "val", "test", ""})
 
 
@@ -38,14 +45,17 @@ class ImageSet:
     r"""Images with their labels and names.
 
     Attributes:
-        images: RGB images in uint8, with shape :math:`(N, H, W, 3)`.
+        images: RGB images in uint8, with shape :math:`(N, H, W, 3)`: an array, or what stands for
+            one without being held in memory.
         labels: The ID class in int64, or -1, with shape :math:`(N)`.
         names: The path of each image, as its list has it.
+        key: What tells the images from others, whatever they are named after; empty if unknown.
     """
 
-    images: NDArray[np.uint8]
+    images: Pixels
     labels: NDArray[np.int64]
     names: list[str]
+    key: str = ""
 
     def __post_init__(self) -> None:
         x, n = self.images, len(self.images)
@@ -74,7 +84,7 @@ class ImageSet:
         return [group_of(name) for name in self.names]
 
     def subset(self, indices: Sequence[int] | NDArray[np.intp] | NDArray[np.bool_]) -> "ImageSet":
-        r"""Returns a copy of some of the images, in the order given.
+        r"""Returns some of the images, in the order given: a view, or a copy of a few.
 
         Arguments:
             indices: Indices, or a mask with shape :math:`(N)`.
@@ -82,7 +92,50 @@ class ImageSet:
         picked = np.asarray(indices)
         picked = (np.flatnonzero(picked) if picked.dtype == bool else picked).astype(np.intp)
         names = [self.names[i] for i in picked]
-        return ImageSet(np.asarray(self.images[picked]), self.labels[picked], names)
+        key = self.key and key_of(self.key.encode(), picked.astype("<i8").tobytes())
+        images, labels = self.images, self.labels[picked]
+        if isinstance(images, LazyImages):
+            return ImageSet(images.pick(picked), labels, names, key)
+        if len(picked) * images[:1].nbytes > HELD:
+            return ImageSet(ArrayRows(images, picked), labels, names, key)
+        return ImageSet(images[picked], labels, names, key)
+
+    def held(self) -> "ImageSet":
+        r"""Returns the set with its images in memory, if they are few (`HELD` bytes)."""
+        if isinstance(self.images, LazyImages) and self.images.nbytes <= HELD:
+            return replace(self, images=self.images[:])
+        return self
+
+
+class Samples(NamedTuple):
+    r"""Images or vectors, with labels and names.
+
+    Attributes:
+        values: Images in uint8, with shape :math:`(N, S, S, 3)`, files that are decoded when asked
+            for where they are many; or vectors, with shape :math:`(N, d)`, in float32, or float64
+            if they came as integers or in more than single precision.
+        labels: The ID class of each, -1 where there is none, with shape :math:`(N)`.
+        names: A name for each, its path if it has one.
+        unlabelled: Why there are no labels; empty if there are.
+    """
+
+    values: NDArray[Any] | LazyImages
+    labels: NDArray[np.int64]
+    names: list[str]
+    unlabelled: str = ""
+
+    @property
+    def has_images(self) -> bool:
+        r"""Whether the values are images."""
+        return self.values.ndim == 4
+
+
+def key_of(*parts: bytes) -> str:
+    r"""Returns the :attr:`ImageSet.key` of images that all of these parts determine."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(b"%d:" % len(part) + part)
+    return digest.hexdigest()
 
 
 def thinned(images: ImageSet, limit: int | None) -> ImageSet:
@@ -122,6 +175,48 @@ def fingerprints(items: NDArray[Any]) -> NDArray[np.int64]:
         for item in np.asarray(items)  # a plain array: rows of a memory map cost more
     )
     return np.frombuffer(digests, dtype="<i8").astype(np.int64)
+
+
+class Survey(NamedTuple):
+    r"""What has to be known of all images before training, found in one pass over them.
+
+    Attributes:
+        marks: Their :func:`fingerprints`, with shape :math:`(N)`.
+        sums: The sum of each one's pixels by channel, with shape :math:`(N, 3)`.
+        squares: That of the pixels' squares.
+        pixels: The number of pixels of an image.
+    """
+
+    marks: NDArray[np.int64]
+    sums: NDArray[np.int64]
+    squares: NDArray[np.int64]
+    pixels: int
+
+    def statistics(
+        self, rows: NDArray[np.intp]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        r"""Returns the mean and the deviation of each channel over some of the images, unrounded."""
+        count = len(rows) * self.pixels
+        total, squares = (x[rows].sum(axis=0) for x in (self.sums, self.squares))
+        # In Python's integers, as the square of a sum has no room in 64 bits.
+        spread = [count * int(q) - int(s) ** 2 for s, q in zip(total, squares, strict=True)]
+        return total / count, np.sqrt([float(v) for v in spread]) / count
+
+
+def survey(images: Pixels, title: str = "", progress: bool = False) -> Survey:
+    r"""Looks at every image once, a few at a time; files may have a progress bar with a title."""
+    marks, sums, squares = ([np.zeros(s, np.int64)] for s in (0, (0, 3), (0, 3)))
+    pixels, shown = images.shape[1] * images.shape[2], progress and isinstance(images, LazyImages)
+    with tqdm(total=len(images), desc=title, unit="image", disable=not shown) as bar:
+        for batch in in_batches(images, SURVEYED):
+            marks.append(fingerprints(batch))
+            # Row after row, which is fast; 66,000 of them fit into 32 bits.
+            rows = batch.reshape(*batch.shape[:2], -1)
+            for x, found in ((rows, sums), (np.square(rows, dtype=np.uint16), squares)):
+                total = x.sum(axis=1, dtype=np.uint32).reshape(len(batch), -1, 3)
+                found.append(total.sum(axis=1, dtype=np.int64))
+            bar.update(len(batch))
+    return Survey(np.concatenate(marks), np.concatenate(sums), np.concatenate(squares), pixels)
 
 
 def _single(item: NDArray[Any]) -> NDArray[Any]:

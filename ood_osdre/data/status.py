@@ -18,16 +18,21 @@ file, or a `.npy` array of images in uint8.
 __all__ = [
     "REQUIRED",
     "SetStatus",
+    "advice",
     "can_run",
+    "explain",
     "find_reference",
     "inspect",
     "lacking",
     "runnable",
+    "shared_files",
 ]
 
+import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,6 +47,8 @@ from .manifests import Manifest, SetSpec, benchmark_names, load_manifest
 REQUIRED = ("id_train", "id_val", "id_test")
 # The files that a thread looks at together.
 TOGETHER = 2048
+# The most files that are opened to look for copies, and the bytes at each end that are compared.
+OPENED, END = 50_000, 16_384
 
 
 @dataclass(frozen=True)
@@ -261,3 +268,75 @@ def find_reference(
         f"benchmark {manifest.name}: no {found}{did_you_mean(str(reference), known)}, expected "
         f"one of {', '.join(known) or '(none)'}, or the path of a folder, list or .npy array"
     )
+
+
+def explain(
+    manifest: Manifest, data_root: Path, lacking: Sequence[str], needs_reference: bool
+) -> Iterator[str]:
+    r"""Yields a few lines: what is missing, where it was looked for, and how to get it.
+
+    Arguments:
+        manifest: The benchmark.
+        data_root: The folder that holds lists and images.
+        lacking: What is missing, a line each.
+        needs_reference: Whether a reference is among it.
+    """
+    yield (
+        f"benchmark {manifest.name} ({manifest.id_name}) needs data that is not whole in "
+        f"{data_root.resolve()} (--data-root):"
+    )
+    yield from (f"  {line}" for line in lacking)
+    for spec in manifest.role("reference"):
+        # A reference that is there but costs a row has to be asked for.
+        others = ", ".join(n for n, companion in spec.overlaps.items() if companion is None)
+        if needs_reference and others and inspect(manifest, spec, data_root).present:
+            yield f"  --reference {spec.name} is there, but shares classes with {others}"
+    yield from advice([manifest], data_root)
+
+
+def advice(manifests: Sequence[Manifest], data_root: Path) -> Iterator[str]:
+    r"""Yields what else can be run, how to get the sets of benchmarks, and how to see them."""
+    id_name, first_name = manifests[0].id_name, manifests[0].name
+    if other := runnable(id_name, data_root):
+        yield f"What is there suffices for --benchmark {' or '.join(other)}."
+    for get in dict.fromkeys(m.get for m in manifests if m.get):
+        names = [m.name for m in manifests if m.get == get]
+        what = " or ".join(names) if len(manifests) > 1 else "it"
+        yield f"How to get {what}: {' '.join(get.split())}"
+    yield (
+        f"To see every set: python -m ood_osdre.data check --id {id_name} "
+        f"--benchmark {first_name} --data-root {data_root}"
+    )
+    yield "No data at hand? --id digits needs none."
+
+
+def shared_files(one: SetStatus, other: SetStatus) -> int | None:
+    r"""Counts the files of one set that are files of another: of one size, with the same ends.
+
+    Arguments:
+        one: A set.
+        other: The set whose files are counted.
+
+    Returns:
+        Their number; None if a set is not in files, or too many are of one size to be opened.
+    """
+    sizes = [np.array([size for size, _ in s.stats]) for s in (one, other)]
+    alike = [np.flatnonzero(np.isin(a, b)) for a, b in (sizes, sizes[::-1])]
+    if not min(map(len, sizes)) or sum(map(len, alike)) > OPENED:
+        return None
+
+    def ends(path: Path) -> bytes:
+        with suppress(OSError), path.open("rb") as file:  # removed since
+            size = file.seek(0, os.SEEK_END)
+            parts = [(file.seek(place), file.read(END)) for place in (0, max(size - END, 0))]
+            return hashlib.sha256(repr((size, parts)).encode()).digest()
+        return os.urandom(32)
+
+    marks = []
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        for status, rows in zip((one, other), alike, strict=True):
+            assert status.list is not None
+            names = status.list.names
+            marks.append(list(pool.map(ends, [status.images / names[i] for i in rows])))
+    known = set(marks[0])
+    return sum(mark in known for mark in marks[1])

@@ -22,17 +22,18 @@ __all__ = [
 ]
 
 import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import Self
 
 from ..errors import UserError
+from .image_files import Pixels
 
+PIECE, MULTIPLE = 128 * 2**20, 64
 EXACT = torch.float64
 
 
@@ -64,14 +65,23 @@ class Standardiser(abc.ABC):
         r"""Maps stored items, images :math:`(B, H, W, C)` or vectors :math:`(B, d)`, to inputs."""
         return self.normalise(items)
 
-    def sample(self, items: NDArray[Any]) -> Tensor:
-        r"""Returns the inputs of evenly spaced items, enough to estimate second moments.
+    def sample(self, items: Pixels) -> Iterator[Tensor]:
+        r"""Yields the inputs of evenly spaced items, enough to estimate second moments.
 
         Arguments:
-            items: The items, with shape :math:`(N, *)`; may be memory-mapped.
+            items: The items, with shape :math:`(N, *)`; may be memory-mapped, or files.
+
+        Yields:
+            Pieces of at most :data:`PIECE` bytes, in order.
         """
         step = max(1, len(items) // self.sample_size)
-        return self(torch.as_tensor(items[::step].copy()))
+        chosen = range(0, len(items), step)
+        numbers = items.nbytes // items.dtype.itemsize // max(1, len(items))
+        # In multiples of what takes pieces apart again: the same sums, whatever the pieces.
+        count = max(1, PIECE // (4 * numbers) // MULTIPLE) * MULTIPLE
+        for start in range(0, len(chosen), count):
+            part = chosen[start : start + count]
+            yield self(torch.as_tensor(items[part.start : part.stop : step].copy()))
 
     def on(self, device: torch.device | str) -> Self:
         r"""Returns the same map on another device."""

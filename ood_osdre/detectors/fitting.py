@@ -17,7 +17,7 @@ __all__ = [
 
 import hashlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -31,8 +31,7 @@ from torch.utils.data import RandomSampler, SubsetRandomSampler, WeightedRandomS
 
 from ..config import Config, load_config
 from ..data import ImageSet, hold_out_reference
-from ..data.inputs import Samples
-from ..data.sets import count_shared, cut_apart, fingerprints
+from ..data.sets import Samples, Survey, count_shared, cut_apart, fingerprints, survey
 from ..data.transforms import Preprocess, Standardise, Standardiser
 from ..errors import UserError
 from ..evaluation.evaluate import FEW, Validation, score_images
@@ -91,6 +90,7 @@ def prepare(
     device: torch.device,
     size: int,
     backbone: nn.Module | None = None,
+    progress: bool = False,
 ) -> TrainingData:
     r"""Prepares ID data and a reference for training.
 
@@ -101,6 +101,7 @@ def prepare(
         device: Where to train.
         size: The side of images in pixels, to be stored.
         backbone: The user's backbone, if there is one, whose name is stored.
+        progress: Whether to show a progress bar where files are looked at.
 
     Raises:
         UserError: If the sets are too small, of different shapes, or labelled in part.
@@ -124,12 +125,18 @@ def prepare(
             log.warning("fit: no class head is trained; ID data: %s", reason)
         objective = config.objective.replace(class_weight=0.0, outlier_exposure=0.0)
         config = config.replace(objective=objective)
-    seen, checksums, marks = _inspect(id_data, reference)
-    make = _image_batches if id_data.has_images else _vector_batches
-    batches, validate, preprocess = make(config, id_data, reference, device, *marks)
+    make: Callable[..., Parts]
+    if id_data.has_images:
+        known = [survey(v, f"{n} images", progress) for n, v in _sides(id_data, reference)]
+        own, make = (known[0].marks, known[1].marks), partial(_image_batches, known[0])
+    else:
+        vectors = [np.asarray(values) for _, values in _sides(id_data, reference)]
+        own, make = (fingerprints(vectors[0]), fingerprints(vectors[1])), _vector_batches
+    seen, checksums = _compared(id_data, reference, own)
+    batches, validate, preprocess = make(config, id_data, reference, device, *own)
     dim = None if id_data.has_images else id_shape[1]
-    own = None if backbone is None else describe_backbone(unwrapped(backbone))
-    facts = {"dim": dim, "checksums": checksums, "backbone": own}
+    name = None if backbone is None else describe_backbone(unwrapped(backbone))
+    facts = {"dim": dim, "checksums": checksums, "backbone": name}
     metadata = model_metadata(config, classes, preprocess, size, None, **facts)
     return TrainingData(config, batches, validate, preprocess, metadata, seen)
 
@@ -167,6 +174,7 @@ Marks = NDArray[np.int64]
 
 
 def _image_batches(
+    known: Survey,
     config: Config,
     id_data: Samples,
     reference: Samples,
@@ -175,14 +183,14 @@ def _image_batches(
     others_marks: Marks,
 ) -> Parts:
     training, images = config.training, ImageSet(*id_data[:3])
-    id_train, id_val = (
-        images.subset(rows) for rows in _hold_out(marks, np.random.default_rng(training.seed))
-    )
+    rows, held = _hold_out(marks, np.random.default_rng(training.seed))
+    id_train, id_val = images.subset(rows), images.subset(held)
     fraction = max(HELD_OUT, 1 / len(reference.values))
     others, near = hold_out_reference(
         ImageSet(*reference[:3]), fraction=fraction, seed=training.seed, marks=others_marks
     )
-    preprocess = Preprocess(*_statistics(id_train.images, (0, 1, 2), 255.0), device)
+    mean, std = (value / 255 for value in known.statistics(rows))
+    preprocess = Preprocess(mean.tolist(), std.clip(min=LEAST_STD).tolist(), device)
     size, limit = config.evaluation.batch_size, config.data.val_limit
     return (
         ImageBatches(
@@ -208,20 +216,19 @@ def _vector_batches(
                 "configuration {'network': {'kind': 'mlp'}}."
             )
     training, rng = config.training, np.random.default_rng(config.training.seed)
+    x_1, x_0 = (np.asarray(values) for _, values in _sides(id_data, reference))
     train, val = _hold_out(marks, rng)
     reference_train, reference_val = _hold_out(others_marks, rng)
-    statistics = _statistics(id_data.values[train], (0,), 1.0, ROUNDING)
-    standardise = Standardise(*statistics, device)
+    standardise = Standardise(*_statistics(x_1[train]), device)
     batches = VectorBatches(
-        torch.as_tensor(id_data.values[train]),
+        torch.as_tensor(x_1[train]),
         torch.as_tensor(id_data.labels[train]),
-        torch.as_tensor(reference.values[reference_train]),
+        torch.as_tensor(x_0[reference_train]),
         standardise,
         training.batch_size,
         training.seed,
     )
-    held_out = id_data.values[val], reference.values[reference_val]
-    validate = _HeldOut(*held_out, standardise, config.evaluation.batch_size)
+    validate = _HeldOut(x_1[val], x_0[reference_val], standardise, config.evaluation.batch_size)
     return batches, validate, standardise
 
 
@@ -252,43 +259,35 @@ def _hold_out(marks: Marks, rng: np.random.Generator) -> tuple[NDArray[np.intp],
     return np.sort(rest), np.sort(held)
 
 
-def _statistics(
-    values: NDArray[Any], axes: tuple[int, ...], scale: float, rounding: float | None = None
-) -> tuple[list[float], list[float]]:
-    r"""Returns means and deviations; vectors, with a `rounding`, may be of any unit."""
-    mean = values.mean(axes, dtype=np.float64) / scale
-    std = values.std(axes, dtype=np.float64) / scale
-    if rounding is None:
-        return mean.tolist(), std.clip(min=LEAST_STD).tolist()
-    return mean.tolist(), np.where(std > rounding * np.abs(mean), std, LEAST_STD).tolist()
+def _statistics(values: NDArray[Any]) -> tuple[list[float], list[float]]:
+    r"""Returns means and deviations of vectors, which may be of any unit."""
+    mean, std = values.mean(axis=0, dtype=np.float64), values.std(axis=0, dtype=np.float64)
+    return mean.tolist(), np.where(std > ROUNDING * np.abs(mean), std, LEAST_STD).tolist()
 
 
-def _inspect(
-    id_data: Samples, reference: Samples
-) -> tuple[Marks, dict[str, str], tuple[Marks, Marks]]:
-    r"""Returns the fingerprints of both sets together, their checksums, and those of each.
+def _sides(id_data: Samples, reference: Samples) -> Iterator[tuple[str, Any]]:
+    yield from (("ID", id_data.values), ("reference", reference.values))
+
+
+def _compared(
+    id_data: Samples, reference: Samples, own: tuple[Marks, Marks]
+) -> tuple[Marks, dict[str, str]]:
+    r"""Returns the fingerprints of both sets together, and their checksums.
 
     It warns of items that both share, and of sets with copies.
     """
-    both = id_data.values, reference.values
-    marks = [fingerprints(values) for values in both]
-    own = marks[0], marks[1]
-    for name, found in zip(("ID", "reference"), own, strict=True):
+    for (name, _), found in zip(_sides(id_data, reference), own, strict=True):
         if (distinct := np.unique(found).size) < len(found):
-            log.warning(
-                "%d of %d %s items are distinct: copies train, or validate, together",
-                *(distinct, len(found), name),
-            )
-    if shared := count_shared(marks[1], marks[0]):
-        log.warning(
-            "%d of %d reference items are ID items too: the ratio is pulled to 1 there",
-            shared,
-            len(marks[1]),
-        )
-    sums = [hashlib.sha256(np.sort(m).astype("<i8").tobytes()).hexdigest() for m in marks]
+            message = "%d of %d %s items are distinct: copies train, or validate, together"
+            log.warning(message, distinct, len(found), name)
+    if shared := count_shared(own[1], own[0]):
+        message = "%d of %d reference items are ID items too: the ratio is pulled to 1 there"
+        log.warning(message, shared, len(own[1]))
+    sums = [hashlib.sha256(np.sort(m).astype("<i8").tobytes()).hexdigest() for m in own]
     # Copies in single precision are the same items.
-    marks += [fingerprints(v.astype(np.float32)) for v in both if v.dtype == np.float64]
-    return np.unique(np.concatenate(marks)), dict(zip(("id", "reference"), sums, strict=True)), own
+    doubles = [v for _, v in _sides(id_data, reference) if v.dtype == np.float64]
+    marks = [*own, *(fingerprints(v.astype(np.float32)) for v in doubles)]
+    return np.unique(np.concatenate(marks)), dict(zip(("id", "reference"), sums, strict=True))
 
 
 def warn_of_shuffling(data: object, what: str) -> None:

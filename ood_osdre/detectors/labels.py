@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from ..data.inputs import Samples
+from ..data.sets import Samples
 from ..errors import UserError
 from ..options import shown
 

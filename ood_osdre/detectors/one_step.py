@@ -25,8 +25,8 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from ..config import Config
-from ..data.inputs import Samples, read, read_pieces
-from ..data.sets import fingerprints
+from ..data.inputs import read, read_pieces
+from ..data.sets import Samples, fingerprints
 from ..errors import UserError
 from ..evaluation.calibration import SplitConformal
 from ..evaluation.evaluate import score_images
@@ -160,7 +160,8 @@ class OneStepDetector:
         if labels is not None:
             given = given._replace(labels=class_labels(labels), unlabelled="")
         against = read(reference, self.size, "reference", labelled=False)
-        data = prepare(self.config, given, against, self.device, self.size, self.backbone)
+        shape = self.device, self.size, self.backbone, self.progress
+        data = prepare(self.config, given, against, *shape)
         target = None if folder is None else local(folder)
         fitted = train(data, self.backbone, self.device, target, resume, self.progress)
         self.outcome = fitted.outcome
@@ -226,7 +227,7 @@ class OneStepDetector:
         if seen not in ("refuse", "warn"):
             raise UserError(f"seen: got {shown(seen)}, expected 'refuse' or 'warn'.")
         pieces = self._scored(id_data, "calibration data")
-        scored = [(scores, fingerprints(piece.values)) for scores, piece in pieces]
+        scored = [(scores, fingerprints(np.asarray(piece.values))) for scores, piece in pieces]
         scores, marks = (np.concatenate(parts) for parts in zip(*scored, strict=True))
         check_unseen(marks, self._seen, seen)
         self.conformal = SplitConformal(scores, alpha, marks)

@@ -30,6 +30,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from ..config import Config
+from ..data.image_files import LazyImages, Pixels
 from ..data.transforms import Preprocess, Standardise, Standardiser, check_statistics
 from ..errors import UserError, one_line
 from ..evaluation.evaluate import score_images
@@ -115,7 +116,7 @@ class Scorer:
         r"""Returns the scorer on another device."""
         return replace(self, ratio=self.ratio.to(device), preprocess=self.preprocess.on(device))
 
-    def score(self, images: NDArray[np.uint8], batch_size: int = 512) -> NDArray[np.float32]:
+    def score(self, images: Pixels, batch_size: int = 512) -> NDArray[np.float32]:
         r"""Scores images of the training size.
 
         Arguments:
@@ -141,7 +142,7 @@ class Scorer:
         """
         kind = getattr(images, "dtype", type(images).__name__)
         shape = tuple(getattr(images, "shape", ()))
-        is_uint8 = isinstance(images, np.ndarray) and kind == np.uint8
+        is_uint8 = isinstance(images, np.ndarray | LazyImages) and kind == np.uint8
         if not is_uint8 or shape[1:] != self.shape or shape[0] == 0:
             expected = ", ".join(map(str, ("N", *self.shape)))
             raise UserError(

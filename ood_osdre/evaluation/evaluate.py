@@ -32,6 +32,7 @@ from tqdm import tqdm
 from ..config import Config
 from ..data import BenchmarkData, ImageSet
 from ..data.builtin import synthetic_ood
+from ..data.image_files import Pixels, in_batches
 from ..data.sets import hold_out_id, thinned
 from ..data.transforms import Standardiser
 from ..errors import UserError
@@ -48,8 +49,7 @@ from .calibration import ratio_calibration
 from .metrics import ood_metrics
 from .scores import Scores
 
-Images = NDArray[np.uint8]
-FEW = 16  # of each set, in a rehearsal
+FEW, DRAWN = 16, 32 * 2**20  # images of each set, in a rehearsal; bytes of a synthetic set
 
 
 class Scored(NamedTuple):
@@ -68,7 +68,7 @@ class Scored(NamedTuple):
 
 
 def score_images(
-    model: RatioModel, images: Images, preprocess: Standardiser, batch_size: int = 512
+    model: RatioModel, images: Pixels, preprocess: Standardiser, batch_size: int = 512
 ) -> tuple[NDArray[np.float32], NDArray[np.int64] | None]:
     r"""Returns the scores of images or vectors, and the predicted classes, see :class:`Scored`.
 
@@ -80,7 +80,7 @@ def score_images(
 @torch.inference_mode()
 def score_parts(
     model: RatioModel,
-    images: Images,
+    images: Pixels,
     preprocess: Standardiser,
     batch_size: int = 512,
     bar: tqdm | None = None,
@@ -90,7 +90,7 @@ def score_parts(
     Arguments:
         model: The ratio, whole or folded.
         images: uint8 images, with shape :math:`(N, H, W, C)`, or vectors, with shape
-            :math:`(N, d)`; may be memory-mapped.
+            :math:`(N, d)`; may be memory-mapped, or files.
         preprocess: The preprocessing, with the statistics of the ID data.
         batch_size: The number of images scored at once.
         bar: A progress bar to advance.
@@ -102,9 +102,8 @@ def score_parts(
     # If there are fewer images than processes, some have none of their own. They score another's,
     # as not every network takes an empty batch, and drop it; the others wait for their rows.
     end = max(rows.stop, rows.start + 1)
-    for start in range(rows.start, end, batch_size):
-        batch = torch.as_tensor(np.ascontiguousarray(images[start : min(start + batch_size, end)]))
-        prediction = model.predict(preprocess(batch))
+    for batch in in_batches(images, batch_size, rows.start, end):
+        prediction = model.predict(preprocess(torch.as_tensor(batch)))
         classes = None if prediction.logits is None else prediction.logits.argmax(dim=1)
         given = prediction.score.float(), classes, prediction.parts
         for column, value in zip(columns, given, strict=True):
@@ -153,14 +152,15 @@ class Validation:
         id_held: ImageSet | None = None,
     ) -> None:
         self.preprocess, self.batch_size, self.id_train = preprocess, batch_size, id_train
-        self.id_val = thinned(id_val, limit)
+        self.id_val = thinned(id_val, limit).held()
         self.id_held = id_held
         size = len(self.id_val)
         # Not more images than a validation every few hundred steps can afford.
-        self.near = {"near": thinned(near, limit or 2 * size).images}
+        self.near = {"near": thinned(near, limit or 2 * size).held().images}
         if ood_val is not None:
-            self.near["ood_val"] = thinned(ood_val, limit).images
-        self.far = synthetic_ood(self.id_val.images, size)
+            self.near["ood_val"] = thinned(ood_val, limit).held().images
+        drawn = min(size, size * DRAWN // max(1, self.id_val.images.nbytes))
+        self.far = synthetic_ood(self.id_val.images, drawn)
 
     @classmethod
     def of(cls, config: Config, data: BenchmarkData, preprocess: Standardiser) -> "Validation":
@@ -215,7 +215,8 @@ class Validation:
         if train is not None:  # a score may be fitted to the images of each class
             least = FEW * (1 + int(train.labels.max()))
             twin.id_train = thinned(train, max(least, getattr(model, "neighbours", 0)))
-        twin.near, twin.far = ({k: x[:FEW] for k, x in s.items()} for s in (self.near, self.far))
+        twin.near = {k: x[:FEW] for k, x in self.near.items()}
+        twin.far = {k: x[:FEW] for k, x in self.far.items()}
         return twin
 
     def describe(self, select: str) -> str:
@@ -344,7 +345,6 @@ def _fit_score(
 ) -> None:
     r"""Fits the score of a classifier to ID training images, if it is one of those that are."""
     if isinstance(model, Classifier) and model.score in FITTED:
-        starts = range(0, len(id_train), batch_size)
-        batches = (np.ascontiguousarray(id_train.images[i : i + batch_size]) for i in starts)
+        batches = in_batches(id_train.images, batch_size)
         inputs = (preprocess(torch.as_tensor(batch)) for batch in batches)
         model.fit(inputs, torch.as_tensor(id_train.labels))

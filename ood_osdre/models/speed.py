@@ -19,7 +19,8 @@ References:
 
 __all__ = ["SpeedBackbone", "deployed"]
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import TypeVar
 
 import torch
@@ -86,23 +87,25 @@ class SpeedBackbone(nn.Module):
         return not torch.equal(self.whitening, _unwhitened().to(self.whitening))
 
     @torch.no_grad()
-    def prepare(self, x: Tensor) -> None:
+    def prepare(self, x: Tensor | Iterable[Tensor]) -> None:
         r"""Fixes the first layer to whiten the patches of images.
 
         Arguments:
-            x: Images as the network will see them, with shape :math:`(N, 3, H, W)`.
+            x: Images as the network will see them, with shape :math:`(N, 3, H, W)`, or pieces of
+                them.
 
         Raises:
             UserError: If they are too small for the network.
         """
-        if min(x.shape[2:]) < LEAST_SIDE:
-            raise UserError(
-                f"network.kind: speed takes images of at least {LEAST_SIDE} pixels a side, got "
-                f"{x.shape[2]} x {x.shape[3]}."
-            )
-        count, total = 0, x.new_zeros(VALUES, dtype=torch.float64, device="cpu")
-        squares = torch.outer(total, total)
-        for piece in x.split(PIECE):
+        total = torch.zeros(VALUES, dtype=torch.float64)
+        count, squares = 0, torch.outer(total, total)
+        pieces = [x] if isinstance(x, Tensor) else x
+        for piece in chain.from_iterable(p.split(PIECE) for p in pieces):
+            if min(piece.shape[2:]) < LEAST_SIDE:
+                raise UserError(
+                    f"network.kind: speed takes images of at least {LEAST_SIDE} pixels a side, got "
+                    f"{piece.shape[2]} x {piece.shape[3]}."
+                )
             patches = F.unfold(piece, PATCH)
             count += patches.shape[0] * patches.shape[2]
             total += patches.sum(dim=2).double().sum(dim=0).cpu()

@@ -36,6 +36,7 @@ weight decay, as zero means nothing to them.
 __all__ = ["GaussianPath", "Moments", "Rates"]
 
 import math
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -73,23 +74,31 @@ class Moments(NamedTuple):
     square_1: float
 
     @classmethod
-    def of(cls, x_0: Tensor, x_1: Tensor) -> "Moments":
+    def of(cls, x_0: Tensor | Iterable[Tensor], x_1: Tensor | Iterable[Tensor]) -> "Moments":
         r"""Returns the moments of two samples, accumulated in double precision.
 
         Arguments:
-            x_0: Reference points, with shape :math:`(N, *)`.
-            x_1: Data points, with shape :math:`(M, *)`.
+            x_0: Reference points, with shape :math:`(N, *)`, or pieces of them.
+            x_1: Data points, with shape :math:`(M, *)`, or pieces of them.
         """
-        shapes = tuple(x_0.shape), tuple(x_1.shape)
-        assert x_0.shape[1:] == x_1.shape[1:], f"points of different shapes, {shapes}"
-        assert x_0.numel() * x_1.numel() > 0, f"moments of no points, {shapes}"
-        x_0, x_1 = x_0.flatten(1), x_1.flatten(1)
-        square_0, square_1 = (
-            float(torch.linalg.vector_norm(x, dim=1, dtype=torch.float64).square().mean())
-            for x in (x_0, x_1)
-        )
-        mean_0, mean_1 = (x.mean(dim=0, dtype=torch.float64) for x in (x_0, x_1))
-        return cls(x_0.shape[1], square_0, float(mean_0 @ mean_1), square_1)
+        (square_0, mean_0), (square_1, mean_1) = map(_first_two, (x_0, x_1))
+        shapes = tuple(mean_0.shape), tuple(mean_1.shape)
+        assert mean_0.shape == mean_1.shape, f"points of different shapes, {shapes}"
+        cross = float(mean_0.flatten() @ mean_1.flatten())
+        return cls(mean_0.numel(), square_0, cross, square_1)
+
+
+def _first_two(x: Tensor | Iterable[Tensor]) -> tuple[float, Tensor]:
+    r"""Returns the mean squared norm of points and their mean, with shape :math:`(*)`."""
+    norms, total = [], torch.zeros(())
+    for piece in [x] if isinstance(x, Tensor) else x:
+        flat = piece.flatten(1)
+        norms.append(torch.linalg.vector_norm(flat, dim=1, dtype=torch.float64))
+        own = flat.sum(dim=0, dtype=torch.float64).view(piece.shape[1:])
+        total = own + total.to(flat.device)
+    count = sum(map(len, norms))
+    assert count > 0, "moments of no points"
+    return float(torch.cat(norms).square().mean()), total / count
 
 
 class GaussianPath(nn.Module):

@@ -5,8 +5,8 @@ Nothing is carried from one step to the next: the shuffles, augmentations, times
 exactly the batches of an uninterrupted one.
 
 Every kind of batches is a :class:`Batches`: it gives pairs of reference and ID points, and the base
-class adds times and noise. Images stay on the device as uint8 arrays; gathering, flips, crops and
-normalisation happen there, on the batch.
+class adds times and noise. Images are uint8 arrays that lie on the device or come there for their step
+(:mod:`ood_osdre.training.streaming`); flips, crops and normalisation happen there, on the batch.
 """
 
 __all__ = [
@@ -25,7 +25,7 @@ __all__ = [
 import abc
 import enum
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -37,6 +37,7 @@ from ..errors import UserError
 from ..objectives import Batch
 from ..paths import Moments, Times, UniformTimes
 from ..sections import DataConfig
+from .streaming import StepImages
 
 
 class Stream(enum.Enum):
@@ -80,6 +81,10 @@ class Pairs(NamedTuple):
     label: Tensor | None = None
 
 
+Points: TypeAlias = "Tensor | Iterable[Tensor]"
+Vectors: TypeAlias = Any  # a tensor, or what gives standardised vectors for their rows
+
+
 class Batches(abc.ABC):
     r"""Abstract training batches.
 
@@ -104,10 +109,11 @@ class Batches(abc.ABC):
         r"""Returns the pairs of a step, given its source of randomness, on the device."""
 
     @abc.abstractmethod
-    def ends(self) -> tuple[Tensor, Tensor]:
+    def ends(self) -> tuple[Points, Points]:
         r"""Returns points of :math:`p_0` and of :math:`p_1`, not augmented, each :math:`(N, *)`.
 
-        They are enough to estimate second moments, the same at every call, and taken from no batch.
+        They are enough to estimate second moments, the same at every call, and taken from no batch;
+        they may come in pieces.
         """
 
     def moments(self) -> Moments:
@@ -189,36 +195,46 @@ class ImageBatches(PixelBatches):
         self._ends = reference, id_train
         id_train = limited(id_train, options.train_limit, seed)
         reference = limited(reference, options.reference_limit or options.train_limit, seed)
-        self.id_images, self.reference_images = (
-            torch.as_tensor(np.ascontiguousarray(s.images), device=self.device)
-            for s in (id_train, reference)
+        sets = self.id_images, self.reference_images = id_train.images, reference.images
+        self._sizes = dict(
+            zip((Stream.SHUFFLE_ID, Stream.SHUFFLE_REFERENCE), map(len, sets), strict=True)
         )
+
+        def rows(step: int) -> list[Tensor]:
+            return [self._chosen(step, stream)[0] for stream in self._sizes]
+
+        self._images = StepImages(sets, rows, self.device)
         self.id_labels = torch.as_tensor(id_train.labels, device=self.device)
         # The order of the current epoch.
         self._shuffles: dict[Stream, tuple[int, Tensor]] = {}
         # Which images are mirrored in the first epoch, and in every other one after it.
-        self._first_flips = {
-            Stream.SHUFFLE_ID: _coins(len(self.id_images), seed, Stream.FLIP_ID),
-            Stream.SHUFFLE_REFERENCE: _coins(
-                len(self.reference_images), seed, Stream.FLIP_REFERENCE
-            ),
-        }
+        flips = Stream.FLIP_ID, Stream.FLIP_REFERENCE
+        coins = (_coins(len(x), seed, s) for x, s in zip(sets, flips, strict=True))
+        self._first_flips = dict(zip(self._sizes, coins, strict=True))
 
-    def ends(self) -> tuple[Tensor, Tensor]:  # noqa: D102
+    def ends(self) -> tuple[Iterable[Tensor], Iterable[Tensor]]:  # noqa: D102
         reference, id_train = (self.preprocess.sample(s.images) for s in self._ends)
         return reference, id_train
 
     def pairs(self, step: int, generator: Generator) -> Pairs:
         r"""Returns the images of a step, each with shape :math:`(B, C, H, W)`."""
-        chosen, flip_1 = self._chosen(step, Stream.SHUFFLE_ID, len(self.id_images))
-        other, flip_0 = self._chosen(step, Stream.SHUFFLE_REFERENCE, len(self.reference_images))
-        crop, pixels = self.options.crop, self.preprocess.pixels
-        x_1 = pixels(flip_crop(self.id_images, chosen, flip_1, crop, generator))
-        x_0 = pixels(flip_crop(self.reference_images, other, flip_0, crop, generator))
-        return self.varied(x_0, x_1, self.id_labels[chosen], step, generator)
+        chosen, flip_1 = self._chosen(step, Stream.SHUFFLE_ID)
+        _, flip_0 = self._chosen(step, Stream.SHUFFLE_REFERENCE)
+        crop, placed = self.options.crop, self._images.placed
+        x_1, x_0 = (
+            self.preprocess.pixels(flip_crop(images, rows, self._flipped(flip), crop, generator))
+            for (images, rows), flip in zip(self._images(step), (flip_1, flip_0), strict=True)
+        )
+        return self.varied(x_0, x_1, self.id_labels[placed(chosen)], step, generator)
 
-    def _chosen(self, step: int, stream: Stream, total: int) -> tuple[Tensor, bool | Tensor]:
+    def _flipped(self, alternating: Tensor) -> bool | Tensor:
+        if self.options.flip == "alternating":
+            return self._images.placed(alternating)
+        return self.options.flip == "random"
+
+    def _chosen(self, step: int, stream: Stream) -> tuple[Tensor, Tensor]:
         r"""Returns the images of a step, epochs without replacement end to end, and their flips."""
+        total = self._sizes[stream]
         first, last = step * self.batch_size, (step + 1) * self.batch_size
         parts, flips = [], []
         for epoch in range(first // total, (last - 1) // total + 1):
@@ -226,16 +242,7 @@ class ImageBatches(PixelBatches):
             order = self._shuffle(epoch, stream, total)
             parts.append(order[max(first - start, 0) : last - start])
             flips.append(self._first_flips[stream][parts[-1]] ^ bool(epoch % 2))
-        indices = self._placed(torch.cat(parts))
-        if self.options.flip == "alternating":
-            return indices, self._placed(torch.cat(flips))
-        return indices, self.options.flip == "random"
-
-    def _placed(self, x: Tensor) -> Tensor:
-        if self.device.type == "cuda":
-            # From pinned memory the copy does not wait for the device.
-            x = x.pin_memory()
-        return x.to(self.device, non_blocking=True)
+        return torch.cat(parts), torch.cat(flips)
 
     def _shuffle(self, epoch: int, stream: Stream, total: int) -> Tensor:
         cached = self._shuffles.get(stream)
@@ -250,7 +257,7 @@ class VectorBatches(Batches):
     r"""Batches of vectors, drawn with replacement and not augmented.
 
     Arguments:
-        id_train: The ID training set :math:`p_1`, with shape :math:`(N, d)`.
+        id_train: The ID training set :math:`p_1`, with shape :math:`(N, d)`, or what stands for it.
         labels: Its labels, with shape :math:`(N)`.
         reference: The reference set :math:`p_0`, with shape :math:`(M, d)`.
         standardise: The standardisation, which also says the device.
@@ -260,15 +267,16 @@ class VectorBatches(Batches):
 
     def __init__(
         self,
-        id_train: Tensor,
+        id_train: Vectors,
         labels: Tensor,
-        reference: Tensor,
+        reference: Vectors,
         standardise: Standardise,
         batch_size: int,
         seed: int,
     ) -> None:
-        self.id_train, self.reference = standardise(id_train), standardise(reference)
-        super().__init__(batch_size, seed, self.id_train.device)
+        ends = (standardise(x) if isinstance(x, Tensor) else x for x in (id_train, reference))
+        self.id_train, self.reference = ends
+        super().__init__(batch_size, seed, self.reference[:1].device)
         self.labels = labels.to(self.device)
         self._limit = standardise.sample_size
 
@@ -306,7 +314,11 @@ SHARE = 0.33
 
 
 def broadened(
-    batches: Iterable[Tensor], preprocess: Preprocess, share: float = SHARE, seed: int = 0
+    batches: Iterable[Tensor],
+    preprocess: Preprocess,
+    share: float = SHARE,
+    seed: int = 0,
+    start: int = 0,
 ) -> Iterator[Tensor]:
     r"""Yields the batches with a share of the images of each strongly transformed.
 
@@ -315,6 +327,7 @@ def broadened(
         preprocess: The statistics by which they were normalised.
         share: The share of each batch, the first of its images.
         seed: The seed of the transforms.
+        start: The number of batches before the first.
 
     Example:
         >>> reference = torch.zeros(4, 3, 8, 8), torch.zeros(2, 3, 8, 8)
@@ -322,7 +335,7 @@ def broadened(
         >>> [len(x) for x in broadened(reference, preprocess, share=0.5)]
         [4, 2]
     """
-    for index, images in enumerate(batches):
+    for index, images in enumerate(batches, start):
         count = round(share * len(images))
         if count:
             device = images.device

@@ -1,0 +1,184 @@
+r"""Images that are not held in memory: files that are decoded when asked for, and rows of arrays.
+
+Both behave as an array of images of which rows can be taken: `images[rows]` is a uint8 array,
+whatever `images` is. A subset of either is another view of the same files or the same array, so
+that splits, limits and shuffles copy no pixel.
+
+Sets that are small enough are better decoded once. :data:`LIMIT` says where that ends: with the
+training sets of CIFAR, and those of 100,000 images at 64 pixels split into several, below it, and
+4,500 images at 224 pixels at it. A larger set is *streamed*: at no time is more of it decoded than a
+few batches.
+"""
+
+__all__ = [
+    "HELD",
+    "LIMIT",
+    "ArrayRows",
+    "ImageFiles",
+    "LazyImages",
+    "Pixels",
+    "array_of",
+    "cores",
+    "in_batches",
+    "is_large",
+]
+
+import abc
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import Self
+
+#: The most bytes of decoded pixels of a set that is kept whole, on a disk, in memory or on a device.
+LIMIT = 640 * 2**20
+#: The most bytes of a set that is decoded again and again, such as one that validates, to be held.
+HELD = 64 * 2**20
+
+Rows: TypeAlias = Any  # what numpy takes for an index of rows
+Decode: TypeAlias = "Callable[[Sequence[Path], int | None], NDArray[np.uint8]]"
+
+
+class LazyImages(abc.ABC):
+    r"""Abstract images of which rows are fetched when asked for.
+
+    Arguments:
+        rows: Which of the images that there are, and in which order, with shape :math:`(N)`.
+        side: The height and width of an image.
+
+    Attributes:
+        shape: :math:`(N, H, W, 3)`, as an array has it; so are `dtype`, `ndim` and `nbytes`.
+    """
+
+    dtype = np.dtype(np.uint8)
+    ndim = 4
+
+    def __init__(self, rows: NDArray[np.intp], side: tuple[int, int]) -> None:
+        self.rows = rows
+        self.shape = (len(rows), *side, 3)
+        self.nbytes = math.prod(self.shape)
+
+    @abc.abstractmethod
+    def pick(self, rows: Rows) -> Self:
+        r"""Returns some of the images, in the order given, without fetching them."""
+
+    @abc.abstractmethod
+    def _fetched(self, rows: NDArray[np.intp]) -> NDArray[np.uint8]:
+        r"""Returns images by their place among all that there are."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, rows: Rows) -> NDArray[np.uint8]:
+        chosen = self.rows[rows]
+        return self._fetched(chosen) if np.ndim(chosen) else self._fetched(chosen[None])[0]
+
+    def __array__(
+        self, dtype: np.dtype[Any] | None = None, copy: bool | None = None
+    ) -> NDArray[Any]:
+        return self[:] if dtype is None else self[:].astype(dtype)
+
+
+#: Images in uint8, with shape :math:`(N, H, W, 3)`.
+Pixels: TypeAlias = "NDArray[np.uint8] | LazyImages"
+
+
+class ImageFiles(LazyImages):
+    r"""Image files that are decoded when asked for (:func:`~ood_osdre.data.images.image_files`).
+
+    Arguments:
+        folder: The folder that the names are relative to.
+        names: The paths of all files.
+        size: The side :math:`S` that images are brought to.
+        decode: Decodes files, given their paths and by how many threads.
+        rows: Which of the files, with shape :math:`(N)`; None for all.
+        threads: How many threads decode; None for as many as there are cores.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        names: Sequence[str],
+        size: int,
+        decode: Decode,
+        rows: NDArray[np.intp] | None = None,
+        threads: int | None = None,
+    ) -> None:
+        super().__init__(np.arange(len(names)) if rows is None else rows, (size, size))
+        self.folder, self.names, self.decode, self.threads = folder, names, decode, threads
+
+    def pick(self, rows: Rows, threads: int | None = None) -> "ImageFiles":  # noqa: D102
+        size, threads = self.shape[1], threads or self.threads
+        return ImageFiles(self.folder, self.names, size, self.decode, self.rows[rows], threads)
+
+    def _fetched(self, rows: NDArray[np.intp]) -> NDArray[np.uint8]:
+        return self.decode([self.folder / self.names[i] for i in rows], self.threads)
+
+
+class ArrayRows(LazyImages):
+    r"""Rows of an array of images that stays where it is, in memory or mapped from a file.
+
+    Arguments:
+        array: All images, with shape :math:`(M, H, W, 3)`.
+        rows: Which of them, with shape :math:`(N)`.
+    """
+
+    def __init__(self, array: NDArray[np.uint8], rows: NDArray[np.intp]) -> None:
+        super().__init__(rows, (array.shape[1], array.shape[2]))
+        self.array = array
+
+    def pick(self, rows: Rows) -> "ArrayRows":  # noqa: D102
+        return ArrayRows(self.array, self.rows[rows])
+
+    def _fetched(self, rows: NDArray[np.intp]) -> NDArray[np.uint8]:
+        return self.array[rows]
+
+
+def is_large(count: int, size: int) -> bool:
+    r"""Returns whether that many images of that side are to be streamed."""
+    return count * size * size * 3 > LIMIT
+
+
+def array_of(images: Pixels) -> NDArray[np.uint8]:
+    r"""Returns images as an array in one piece, decoded or copied only if they are not."""
+    return np.ascontiguousarray(images[:])
+
+
+def in_batches(
+    images: Pixels, count: int, start: int = 0, stop: int | None = None
+) -> Iterator[NDArray[np.uint8]]:
+    r"""Yields images in order; of files, the next batch is decoded while one is at work.
+
+    Arguments:
+        images: The images, or vectors, with shape :math:`(N, *)`.
+        count: The number of them in a batch; the last may have fewer.
+        start: The first of them.
+        stop: The one behind the last; None for the end.
+    """
+    end = len(images) if stop is None else stop
+
+    def batch(first: int) -> NDArray[np.uint8]:
+        return np.ascontiguousarray(images[first : min(first + count, end)])
+
+    starts = range(start, end, count)
+    if not isinstance(images, ImageFiles):
+        yield from map(batch, starts)
+        return
+    with ThreadPoolExecutor(max_workers=1) as ahead:
+        coming = None
+        for first in starts:
+            now = batch(first) if coming is None else coming.result()
+            following = first + count
+            coming = ahead.submit(batch, following) if following < end else None
+            yield now
+
+
+def cores() -> int:
+    r"""Returns the number of cores that this process may use."""
+    known = getattr(os, "sched_getaffinity", None)  # Linux has it
+    return len(known(0)) if known is not None else os.cpu_count() or 1
