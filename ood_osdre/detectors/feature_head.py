@@ -43,11 +43,14 @@ from ..training.build import build_head, build_path, prepare_objective
 from ..training.fit import fit
 from ..training.surroundings import own_surroundings
 from ..training.trainer import Outcome
+from .feature_store import Stored, Whitened
 
 # With fewer vectors than this on a side, none are held out.
 SMALLEST = 50
 # Features of one image in two batches differ by less than this share of their deviation.
 ROUNDING = 1e-5
+# The stored features that are looked at together, and about how many held out ones are watched.
+TOGETHER, WATCHED = 8192, 16_384
 WHITENING = "whitening"
 RULES = {
     "last": "the last step",
@@ -102,8 +105,8 @@ def check_features(features: object, count: int | None, what: str = "features") 
 @own_surroundings()
 def fit_head(
     head: HeadConfig,
-    id_features: Tensor,
-    reference_features: Tensor,
+    id_features: Tensor | Stored,
+    reference_features: Tensor | Stored,
     device: torch.device | str = "cpu",
     labels: Tensor | None = None,
     classes: int = 1,
@@ -123,7 +126,9 @@ def fit_head(
 
     Arguments:
         head: The head.
-        id_features: The features of ID data, with shape :math:`(N, F)`.
+        id_features: The features of ID data, with shape :math:`(N, F)`. Those that are
+            :class:`Stored` are read in pieces and batches, and never all in memory, but for
+            `gaussians`.
         reference_features: The features of reference data, with shape :math:`(M, F)`.
         device: Where to train.
         labels: The classes of ID data, with shape :math:`(N)`, which the estimator `gaussians` looks
@@ -142,24 +147,24 @@ def fit_head(
         UserError: If there are none, they are not finite in single precision or of different
             sizes, vary in fewer directions than the rank, or the loss is not finite.
     """
-    x_1 = check_features(id_features, None, "ID features").cpu()
-    x_0 = check_features(reference_features, x_1.shape[1], "reference features").cpu()
+    x_1 = _checked(id_features, None, "ID features")
+    x_0 = _checked(reference_features, x_1.shape[1], "reference features")
     seed, training = head.training.seed, head.training
     id_rows, rows = (_split(x, head.held_out, seed, i) for i, x in enumerate((x_1, x_0)))
     if mixed:
         x_0, rows = _mixed(x_1, x_0, id_rows, rows, mixed, seed)
     whitening = _whitening(head, x_1, x_0, folder, metadata, resume).to(device)
     with torch.no_grad():
-        id_train, id_held = _taken(whitening(x_1.to(device)), id_rows)
-        train, held = _taken(whitening(x_0.to(device)), rows)
+        id_train, id_held = _taken(x_1, whitening, device, id_rows)
+        train, held = _taken(x_0, whitening, device, rows)
     validate = None
     if len(id_held) and len(held):
         validate = _held_out_numbers(id_held, held)
     rank = id_train.shape[1]
-    labels = (x_1.new_zeros(len(x_1)).long() if labels is None else labels)[id_rows[0]]
+    labels = (torch.zeros(len(x_1)).long() if labels is None else labels)[id_rows[0]]
     if head.estimator == "gaussians":
         model = build_head(head, rank, classes).to(device)
-        outcome = _fit_gaussians(model, id_train, labels, train, validate)
+        outcome = _fit_gaussians(model, id_train[:], labels, train[:], validate)
         if folder is not None and distributed.is_first():
             # It says that the folder holds a run; a head of a moment is fitted again, not resumed.
             state = model.state_dict(), metadata or {}
@@ -205,8 +210,8 @@ def _fit_gaussians(
 
 def _whitening(
     head: HeadConfig,
-    x_1: Tensor,
-    x_0: Tensor,
+    x_1: Tensor | Stored,
+    x_0: Tensor | Stored,
     folder: Path | None,
     metadata: Mapping[str, Any] | None,
     resume: bool,
@@ -237,7 +242,16 @@ def _whitening(
 Rows: TypeAlias = tuple[Tensor, Tensor]
 
 
-def _split(x: Tensor, share: float, seed: int, which: int) -> Rows:
+def _checked(features: Tensor | Stored, count: int | None, what: str) -> Tensor | Stored:
+    r"""Returns features that :func:`check_features` does not refuse, on the CPU."""
+    if not isinstance(features, Stored):
+        return check_features(features, count, what).cpu()
+    for part in features.split(TOGETHER):
+        check_features(part, count, what)
+    return features
+
+
+def _split(x: Tensor | Stored, share: float, seed: int, which: int) -> Rows:
     r"""Returns the rows that train and those held out, copies of one in one part."""
     count = math.ceil(share * len(x)) if len(x) >= SMALLEST else 0
     order = torch.randperm(len(x), generator=step_generator(seed, Stream.SPLIT, which, "cpu"))
@@ -245,28 +259,48 @@ def _split(x: Tensor, share: float, seed: int, which: int) -> Rows:
     return torch.as_tensor(rest), torch.as_tensor(held)
 
 
-def _copies(x: Tensor) -> NDArray[np.int64]:
+def _copies(x: Tensor | Stored) -> NDArray[np.int64]:
     r"""Returns a number that items share with those that are equal but for rounding, :math:`(N)`.
 
     The order is that of a random projection, in which such items are next to each other.
     """
     u = torch.randn(x.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    order = (x.double() @ u).argsort()
-    least = ROUNDING * x.std(dim=0, correction=0)
-    far = ((x[order][1:] - x[order][:-1]).abs() > least).any(dim=1)
-    marks = torch.zeros(len(x), dtype=torch.long)
-    marks[order[1:]] = far.cumsum(0)
+    size = TOGETHER if isinstance(x, Stored) else len(x)
+    order = torch.cat([part.double() @ u for part in x.split(size)]).argsort()
+    # Of many, some say what the deviation is as well.
+    spread = (x if isinstance(x, Tensor) else x[:: max(1, len(x) // TOGETHER)]).std(
+        dim=0, correction=0
+    )
+    marks, last = torch.zeros(len(x), dtype=torch.long), 0
+    for start in range(0, len(x) - 1, size):
+        rows = order[start : start + size + 1]
+        own = x[rows]
+        far = ((own[1:] - own[:-1]).abs() > ROUNDING * spread).any(dim=1)
+        marks[rows[1:]] = last + far.cumsum(0)
+        last = int(marks[rows[-1]])
     return marks.numpy()
 
 
-def _taken(x: Tensor, rows: Rows) -> Rows:
-    train, held = (x[part.to(x.device)] for part in rows)
-    return train, held
+def _taken(
+    x: Tensor | Stored, whitening: Whitening, device: torch.device | str, rows: Rows
+) -> tuple[Tensor | Whitened, Tensor]:
+    r"""Returns the components that train, of stored features when asked for, and those held out."""
+    if isinstance(x, Stored):
+        own, held = (Whitened(x, whitening, part, device) for part in rows)
+        return own, held[:: max(1, len(held) // WATCHED)]
+    components = whitening(x.to(device))
+    train, other = (components[part.to(components.device)] for part in rows)
+    return train, other
 
 
 def _mixed(
-    x_1: Tensor, x_0: Tensor, id_rows: Rows, rows: Rows, mixed: int, seed: int
-) -> tuple[Tensor, Rows]:
+    x_1: Tensor | Stored,
+    x_0: Tensor | Stored,
+    id_rows: Rows,
+    rows: Rows,
+    mixed: int,
+    seed: int,
+) -> tuple[Tensor | Stored, Rows]:
     r"""Returns the reference with ID vectors at its end, each part with those of the same ID part."""
     random = step_generator(seed, Stream.SPLIT, 3, "cpu")
     held = round(mixed * len(rows[1]) / len(x_0)) if len(id_rows[1]) else 0
@@ -277,7 +311,10 @@ def _mixed(
     ]
     own = torch.arange(len(x_0), len(x_0) + mixed).split(counts)
     train, other = (torch.cat(pair) for pair in zip(rows, own, strict=True))
-    return torch.cat([x_0, x_1[torch.cat(drawn)]]), (train, other)
+    further = x_1[torch.cat(drawn)]
+    if isinstance(x_0, Stored):
+        return Stored([*x_0.parts, further]), (train, other)
+    return torch.cat([x_0, further]), (train, other)
 
 
 def _adds_noise(head: HeadConfig) -> bool:

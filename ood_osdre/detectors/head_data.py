@@ -1,7 +1,8 @@
-r"""The features of a benchmark's images that a head is trained on."""
+r"""The features of a benchmark's images that a head is trained on, kept on disk between runs."""
 
 __all__ = ["HeadData"]
 
+import math
 import signal
 from collections.abc import Iterator
 
@@ -12,16 +13,28 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ..config import Config, HeadConfig
-from ..data import BenchmarkData, ImageSet
+from ..data import BenchmarkData, ImageSet, image_files
+from ..data.image_files import in_batches
+from ..data.images import VERSION
 from ..data.sets import hold_out_id
 from ..data.transforms import Preprocess, Standardiser
 from ..errors import UserError
-from ..models import Classifier, classifier_features, evaluating, explained, named_layers
+from ..models import (
+    Classifier,
+    NetworkDigest,
+    classifier_features,
+    evaluating,
+    explained,
+    named_layers,
+)
 from ..training import distributed
 from ..training.batches import Stream, broadened, limited, step_generator
 from ..training.run import caught_signals
+from .feature_store import FeatureFolder, Stored
 
 CHANNELS = 3
+# The batches whose features are kept together.
+SHARD = 16
 
 
 class HeadData:
@@ -39,7 +52,7 @@ class HeadData:
     def __init__(self, config: Config, head: HeadConfig, data: BenchmarkData) -> None:
         options, self.seed = config.data, config.training.seed
         self.options, self.head, self.size = options, head, data.manifest.size
-        self.batch_size = config.evaluation.batch_size
+        self.batch_size, self.cache = config.evaluation.batch_size, data.cache
         id_train, held = hold_out_id(data.id_train, options.hold_out_id)
         id_images = held if held is not None and head.id_from == "held_out" else id_train
         self.id_images = limited(id_images, options.train_limit, self.seed)
@@ -76,50 +89,87 @@ class HeadData:
     @torch.no_grad()
     def features(
         self, classifier: Classifier, preprocess: Standardiser, progress: bool = False
-    ) -> tuple[tuple[Tensor, Tensor], str]:
+    ) -> tuple[tuple[Tensor | Stored, Tensor | Stored], str]:
         r"""Returns the features of ID and of reference images, and what stopped this if it did.
 
         They are computed as scores are, in single precision and in evaluation mode. A signal stops
-        it; a time budget does not, as nothing of it is kept.
+        it; a time budget does not. Those of images in files are kept
+        (:mod:`~ood_osdre.detectors.feature_store`), so that what has been computed is not computed
+        again.
 
         Arguments:
             classifier: The trained classifier.
             preprocess: The preprocessing that it was trained with.
             progress: Whether to show a progress bar.
         """
-        stopped = ""
-        parts: tuple[list[Tensor], list[Tensor]] = [], []
+        stopped, sides = "", list[Stored]()
+        size = SHARD * self.batch_size
         total = len(self.id_images) + len(self.reference) - self.mixed
         bar = tqdm(total=total, desc="features", unit="img", disable=not progress)
         with caught_signals() as received, bar, evaluating(classifier):
-            for side, batches in zip(parts, self._inputs(preprocess), strict=True):
-                for x in batches:
-                    given = classifier_features(classifier, x, self.head.layers)
-                    side.append(given.features.cpu().float())
-                    bar.update(len(x))
-                    name = signal.Signals(received[0]).name if received else ""
-                    if stopped := distributed.from_first(name):
-                        break
-                if stopped:
-                    return (torch.empty(0), torch.empty(0)), stopped
-        x_1, x_0 = (torch.cat(side) for side in parts)
-        return (x_1, x_0), stopped
+            for images, order, how in self._inputs():
+                known = self._key(classifier, preprocess, images, how)
+                cache = self.cache if images.key else None
+                folder, parts = FeatureFolder(cache, known, len(order), size), list[Tensor]()
+                for i, rows in enumerate(folder.rows):
+                    part = folder.read(i)
+                    # Of several processes one may see already what another has just written.
+                    if distributed.gather_rows(np.array([part is None])).any():
+                        found = []
+                        chosen = self._batches(images, order[rows], preprocess)
+                        if how is not None:
+                            assert isinstance(preprocess, Preprocess)
+                            chosen = broadened(chosen, preprocess, how, self.seed, i * SHARD)
+                        for x in chosen:
+                            given = classifier_features(classifier, x, self.head.layers)
+                            found.append(given.features.cpu().float())
+                            bar.update(len(x))
+                            name = signal.Signals(received[0]).name if received else ""
+                            if stopped := distributed.from_first(name):
+                                return (torch.empty(0), torch.empty(0)), stopped
+                        part = torch.cat(found)
+                        if distributed.is_first():
+                            folder.keep(i, part)
+                        if distributed.from_first(folder.folder is not None):  # and waited for
+                            kept = folder.read(i)
+                            part = part if kept is None else kept
+                    else:
+                        bar.update(rows.stop - rows.start)
+                    assert part is not None
+                    parts.append(part)
+                folder.touch()
+                sides.append(Stored(parts))
+        bytes_of = [4 * math.prod(side.shape) for side in sides]
+        if sum(bytes_of) <= image_files.LIMIT:
+            return (torch.cat([*sides[0].parts]), torch.cat([*sides[1].parts])), stopped
+        return (sides[0], sides[1]), stopped
 
-    def _inputs(self, preprocess: Standardiser) -> tuple[Iterator[Tensor], Iterator[Tensor]]:
+    def _inputs(self) -> Iterator[tuple[ImageSet, NDArray[np.int64], float | None]]:
+        r"""Yields the images of each side, their order, and the share of a batch to be broadened."""
+        yield self.id_images, np.arange(len(self.id_images)), None
         # In random order, as the first images of each batch are broadened.
         random = step_generator(self.seed, Stream.SPLIT, 2, "cpu")
         count = len(self.reference)
         order = torch.randperm(count, generator=random)[: count - self.mixed].numpy()
+        # A share of all, those replaced included.
+        share = self.options.broaden * count / max(len(order), 1)
+        yield self.reference, order, share if self.options.broaden else None
 
-        def batches(images: ImageSet, rows: NDArray[np.int64]) -> Iterator[Tensor]:
-            for start in range(0, len(rows), self.batch_size):
-                batch = images.images[rows[start : start + self.batch_size]]
-                yield preprocess(torch.as_tensor(np.ascontiguousarray(batch)))
+    def _batches(
+        self, images: ImageSet, rows: NDArray[np.int64], preprocess: Standardiser
+    ) -> Iterator[Tensor]:
+        for batch in in_batches(images.subset(rows).images, self.batch_size):
+            yield preprocess(torch.as_tensor(batch))
 
-        reference: Iterator[Tensor] = batches(self.reference, order)
-        if self.options.broaden:
-            assert isinstance(preprocess, Preprocess)
-            # A share of all, those replaced included.
-            share = self.options.broaden * count / max(len(order), 1)
-            reference = broadened(reference, preprocess, share, self.seed)
-        return batches(self.id_images, np.arange(len(self.id_images))), reference
+    def _key(
+        self,
+        classifier: Classifier,
+        preprocess: Standardiser,
+        images: ImageSet,
+        how: float | None,
+    ) -> tuple[object, ...]:
+        r"""Returns all that the features of a set depend on."""
+        statistics = tuple(tuple(x.tolist()) for x in preprocess.statistics)
+        own = images.key, NetworkDigest.of(classifier).digest, tuple(self.head.layers), statistics
+        reference = () if images is self.id_images else (self.seed, self.mixed, how)
+        return (VERSION, self.size, self.batch_size, preprocess.device.type, *own, *reference)

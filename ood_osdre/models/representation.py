@@ -15,11 +15,10 @@ Once trained, whitening and head are one function of the features: :meth:`Whiten
 the matrix into the head's first affine layer. Only the subtraction of the mean stays: merged into a
 bias it would cost digits wherever a mean is large beside its deviation.
 
-A head that was trained on the features of one network gives numbers on any other that has as many
-features, and on the same network trained further. These numbers are no log-ratios. A head keeps a
-:class:`NetworkDigest` of its network therefore: a hash of the types of its modules and of the
-names, types, shapes and values of its state. The device, wrappers for several devices and
-compilation do not change the digest; another precision does.
+A head that was trained on the features of one network gives numbers, but no log-ratios, on any other
+with as many features. It keeps a :class:`NetworkDigest` of its network therefore: a hash of the types
+of its modules and of the names, types, shapes and values of its state. The device, wrappers for
+several devices and compilation do not change the digest; another precision does.
 """
 
 __all__ = [
@@ -54,8 +53,8 @@ from .speed import deployed
 LEAST_VARIANCE = 1e-10
 # A shift of components, in deviations, that changes nothing in training.
 NEAR = 1e-3
-# Features brought to double precision together.
-TOGETHER = 8192
+# Features brought to double precision together, and the bytes of those for a mean.
+TOGETHER, WHOLE = 8192, 512 * 2**20
 
 
 class Whitening(nn.Module):
@@ -105,13 +104,13 @@ class Whitening(nn.Module):
             return centred @ self.matrix
 
 
-def whitening_of(id_features: Tensor, reference_features: Tensor, rank: int | None) -> Whitening:
+def whitening_of(id_features: Any, reference_features: Any, rank: int | None) -> Whitening:  # noqa: ANN401
     r"""Returns the whitening of the even mixture of two sets, whatever their sizes.
 
     A component of less than 1e-10 of the largest variance is rounding, and no component.
 
     Arguments:
-        id_features: The features of ID images, with shape :math:`(N, F)`.
+        id_features: The features :math:`(N, F)` of ID images, a tensor or what comes in its pieces.
         reference_features: Those of reference images, with shape :math:`(M, F)`.
         rank: The number of components :math:`r`; None for all.
 
@@ -119,14 +118,13 @@ def whitening_of(id_features: Tensor, reference_features: Tensor, rank: int | No
         UserError: If there are fewer components than asked for, or none.
     """
     sets = id_features, reference_features
-    mean = torch.stack([x.double().mean(dim=0) for x in sets]).mean(dim=0)
+    mean = torch.stack([_mean(x) for x in sets]).mean(dim=0)
     covariance = torch.zeros(len(mean), len(mean), dtype=mean.dtype)
     for x in sets:
         for part in x.split(TOGETHER):
             centred = part.double() - mean
             covariance += centred.T @ centred / (2 * len(x))
-    values, vectors = torch.linalg.eigh(covariance)
-    values, vectors = values.flip(0), vectors.flip(1)
+    values, vectors = (x.flip(-1) for x in torch.linalg.eigh(covariance))
     count = int((values > LEAST_VARIANCE * values[0].clamp(min=0)).sum())
     if count < (rank or 1):
         raise UserError(
@@ -141,6 +139,12 @@ def whitening_of(id_features: Tensor, reference_features: Tensor, rank: int | No
     rest = mean - mean.float()
     is_far = any(x.dtype == torch.float64 for x in sets) and (rest @ matrix).abs().max() > NEAR
     return Whitening(mean.float(), matrix.float(), rest.float() if is_far else None)
+
+
+def _mean(x: Any) -> Tensor:  # noqa: ANN401
+    # Whole where it fits: axes of nearly equal variance turn with the last bits of a sum.
+    sums = [part.double().sum(dim=0) for part in x.split(max(1, WHOLE // (8 * x.shape[1])))]
+    return torch.stack(sums).sum(dim=0) / len(x)
 
 
 class WhitenedRatio(RatioModel):
@@ -274,10 +278,7 @@ Stamp = tuple[tuple[tuple[str, type[nn.Module]], ...], tuple[tuple[int, int], ..
 
 
 class NetworkDigest:
-    r"""Recognises a network by a hash of its modules and its weights.
-
-    Arguments:
-        digest: The hash, which :meth:`of` computes.
+    r"""Recognises a network by a hash of its modules and weights, the `digest` of :meth:`of`.
 
     Example:
         >>> net = nn.Linear(2, 3)

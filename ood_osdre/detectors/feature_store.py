@@ -1,0 +1,156 @@
+r"""Features of many images on disk: computed once, read again by the next head, never all in memory.
+
+Features are kept in the folder of decoded images, in shards of a few thousand rows, each written whole
+or not at all and mapped into memory when read. A folder `features-KEY` is named after all that they
+depend on: the digest of the network, its layers, the preprocessing, the images and their order, and
+for a reference what broadens it. A run that was stopped goes on with the first shard that is missing;
+a second head on the same network trains at once. Folders that were used last are kept up to
+:data:`KEPT` bytes, and older ones removed; all of them may be deleted at any time.
+
+:class:`Stored` stands for a tensor of features where one would be too large: it has a length and a
+shape, comes in pieces, and gives the rows that are asked for.
+"""
+
+__all__ = ["KEPT", "FeatureFolder", "Stored", "Whitened"]
+
+import contextlib
+import hashlib
+import logging
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import UserError
+from ..files import atomic_path, map_array
+from ..models import Whitening
+
+#: The most bytes of features that are kept in a folder, beside those in use.
+KEPT = 8 * 2**30
+PREFIX = "features-"
+
+log = logging.getLogger(__name__)
+
+
+class Stored:
+    r"""Vectors that stand one after the other in several tensors, some of them mapped from files.
+
+    Arguments:
+        parts: The tensors, each with shape :math:`(n, F)`, at least one.
+    """
+
+    def __init__(self, parts: Sequence[Tensor]) -> None:
+        self.parts = parts
+        self.ends = torch.as_tensor(np.cumsum([len(part) for part in parts]))
+        self.shape = torch.Size((int(self.ends[-1]), parts[0].shape[1]))
+        self.dtype = parts[0].dtype
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: Tensor | slice) -> Tensor:
+        rows = torch.arange(len(self))[rows] if isinstance(rows, slice) else rows.cpu()
+        found = torch.empty(len(rows), self.shape[1], dtype=self.dtype)
+        which = torch.searchsorted(self.ends, rows.contiguous(), right=True)
+        for i in which.unique().tolist():
+            mine, part = which == i, self.parts[i]
+            found[mine] = part[rows[mine] - (self.ends[i] - len(part))]
+        return found
+
+    def split(self, count: int) -> Iterator[Tensor]:
+        r"""Yields all vectors in order, in pieces of at most so many."""
+        for part in self.parts:
+            yield from part.split(count)
+
+
+class Whitened:
+    r"""The whitened components of some of many features, computed when they are asked for.
+
+    Arguments:
+        features: The features.
+        whitening: The map from features to components.
+        rows: Which of them, with shape :math:`(N)`.
+        device: Where the components are wanted, that of the whitening.
+    """
+
+    def __init__(
+        self, features: Stored, whitening: Whitening, rows: Tensor, device: torch.device | str
+    ) -> None:
+        self.features, self.whitening, self.rows = features, whitening, rows
+        self.device = torch.device(device)
+        self.shape = torch.Size((len(rows), whitening.shape[1]))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @torch.no_grad()
+    def __getitem__(self, rows: Tensor | slice) -> Tensor:
+        chosen = self.rows[rows if isinstance(rows, slice) else rows.cpu()]
+        return self.whitening(self.features[chosen].to(self.device))
+
+
+class FeatureFolder:
+    r"""The shards of one set of features.
+
+    Arguments:
+        cache: The folder of the cache; None keeps what is computed in memory.
+        key: All that the features depend on, part by part.
+        count: The number of vectors.
+        size: The number of them in a shard; the last may have fewer.
+    """
+
+    def __init__(self, cache: Path | None, key: Sequence[object], count: int, size: int) -> None:
+        digest = hashlib.sha256()
+        for part in key:
+            text = repr(part).encode()
+            digest.update(b"%d:" % len(text) + text)
+        self.folder = None if cache is None else cache / f"{PREFIX}{digest.hexdigest()[:20]}"
+        self.rows = [slice(i, min(i + size, count)) for i in range(0, count, size)]
+
+    def read(self, index: int) -> Tensor | None:
+        r"""Maps a shard; None if it has not been kept, or is damaged."""
+        if self.folder is None or not (path := self._path(index)).is_file():
+            return None
+        rows = self.rows[index]
+        with contextlib.suppress(UserError):
+            array = map_array(path)
+            if (
+                array.dtype == np.float32
+                and array.ndim == 2
+                and len(array) == rows.stop - rows.start
+            ):
+                return torch.as_tensor(array)
+        log.warning("%s: damaged, and computed again", path)
+        return None
+
+    def keep(self, index: int, features: Tensor) -> None:
+        r"""Writes a shard; where that cannot be, this and the next ones stay in memory."""
+        if self.folder is None:
+            return
+        try:
+            with atomic_path(self._path(index)) as temporary:
+                np.save(temporary, features.numpy(), allow_pickle=False)
+        except UserError as error:
+            log.warning("features are not kept: %s", error)
+            self.folder = None
+
+    def touch(self) -> None:
+        r"""Marks the features as used, and removes those that were used long ago and are too many."""
+        if self.folder is None or not self.folder.is_dir():
+            return
+        with contextlib.suppress(OSError):  # another process was faster
+            os.utime(self.folder)
+            others = [f for f in self.folder.parent.glob(f"{PREFIX}*") if f != self.folder]
+            total = 0
+            for folder in sorted(others, key=lambda f: f.stat().st_mtime, reverse=True):
+                total += sum(file.stat().st_size for file in folder.iterdir())
+                if total > KEPT:
+                    shutil.rmtree(folder, ignore_errors=True)
+
+    def _path(self, index: int) -> Path:
+        assert self.folder is not None
+        return self.folder / f"{index:05d}.npy"
