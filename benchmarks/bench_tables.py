@@ -62,17 +62,17 @@ def latency(
     return markdown_rows(["what", f"over {over}", "95 % interval"], rows)
 
 
-def throughput(results: Mapping[str, Any]) -> str:
-    r"""Returns speeds and times over those of the warm pass, fastest first."""
+def throughput(results: Mapping[str, Any], over: str = OURS_WARM) -> str:
+    r"""Returns speeds and times over those of one way, that of the warm pass, fastest first."""
     seconds, count = results["seconds"], results["images"]
-    warm = np.array(seconds[OURS_WARM])
+    warm = np.array(seconds[over])
     rows = []
     for name in sorted(seconds, key=lambda name: float(np.median(seconds[name]))):
         ratios = np.array(seconds[name]) / warm
         speed = count / np.median(seconds[name])
         spread = f"{ratios.min():.2f} to {ratios.max():.2f}"
         rows.append([name, f"{speed:,.0f}", f"{np.median(ratios):.2f}", spread])
-    return markdown_rows(["way", "images / s", "time over ours, warm", "least and most"], rows)
+    return markdown_rows(["way", "images / s", f"time over {over}", "least and most"], rows)
 
 
 def gradient_snr(results: Mapping[str, Mapping[str, Any]]) -> str:

@@ -65,6 +65,8 @@ def status_of(script: str, options: Sequence[str]) -> int | str | None:
         ("latency", ["--out", "file/below"], "--out file/below: cannot be written"),
         ("throughput", ["--data-root", ".", "--threads", "0"], "at least 1"),
         ("throughput", ["--data-root", ".", "--out", "file"], "--out file: cannot be written"),
+        ("throughput", [], "expected --data-root or --photographs, and not both"),
+        ("memory_224", ["--images", "3"], "at least 40"),
         ("int8", ["absent"], "absent: no such folder"),
         ("int8", ["integral"], "integral: holds a model of estimator time_conditioned, expected"),
         ("gradient_snr", ["--samples", "31", "--batch", "2"], "--samples 31: expected 16 batches"),

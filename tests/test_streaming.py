@@ -186,7 +186,10 @@ def test_moments_in_pieces_are_those_of_the_whole(monkeypatch: pytest.MonkeyPatc
     np.testing.assert_allclose(found, Moments.of(x_0, x_1), rtol=1e-13)
     assert found.cross == pytest.approx(float((x_0.mean(0) * x_1.mean(0)).sum()), rel=1e-5)
     preprocess = Preprocess([0.5] * 3, [0.2] * 3)
-    monkeypatch.setattr("ood_osdre.data.transforms.PIECE", 1)
+    (whole,) = preprocess.sample(PIXELS[0])
+    assert len(whole) == COUNT
+    for name in ("WHOLE", "PIECE"):
+        monkeypatch.setattr(f"ood_osdre.data.transforms.{name}", 1)
     pieces = list(preprocess.sample(np.repeat(PIXELS[0], 4, axis=0)))
     assert [len(p) for p in pieces] == [64, 64, 32]
 
@@ -209,8 +212,9 @@ def test_a_seed_trains_the_same_weights_from_files(
 ) -> None:
     held = fitted(folders)
     monkeypatch.setattr(image_files, "LIMIT", 0)
-    for name in ("transforms.MULTIPLE", "sets.SURVEYED", "transforms.PIECE", "inputs.PIECE"):
+    for name in ("transforms.MULTIPLE", "sets.SURVEYED", "transforms.WHOLE", "inputs.PIECE"):
         monkeypatch.setattr(f"ood_osdre.data.{name}", 8)
+    monkeypatch.setattr("ood_osdre.data.transforms.PIECE", 8)
     count = Counting(monkeypatch)
     streamed = fitted(folders)
     assert same(weights(streamed), weights(held))

@@ -65,3 +65,39 @@ def test_every_way_gives_the_same_scores(
     assert warm.std() > 1e-3
     for values in scores.values():
         np.testing.assert_allclose(values, warm, atol=1e-3 * warm.std())
+
+
+def test_photographs_have_the_scores_of_a_data_loader(monkeypatch: pytest.MonkeyPatch) -> None:
+    import throughput
+
+    found = {}
+
+    def keep(bench: throughput.Bench, rounds: int) -> dict[str, list[float]]:
+        found.update({name: way().scores for name, way in bench.ways().items()})
+        return {throughput.FILES: [1.0]}
+
+    torch.set_default_dtype(torch.float32)
+    monkeypatch.setattr(throughput, "measure", keep)
+    monkeypatch.setattr(throughput.RunRecord, "write", lambda *_: None)
+    few = ["--photographs", "5", "--side", "32", "--stored", "50", "40", "--batch-size", "3"]
+    network = ["--network", "mobilenet_v3_small", "--workers", "0", "--out", "."]
+    assert throughput.main([*few, *network]) == 0
+    ours, other = found[throughput.FILES], found["DataLoader, 0 workers"]
+    assert ours.shape == found[throughput.BARE].shape == (5,)
+    assert ours.std() > 0
+    np.testing.assert_allclose(ours, other, atol=1e-3 * ours.std())
+
+
+def test_memory_beside_model_and_batch_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import memory_224
+
+    torch.set_default_dtype(torch.float32)
+    monkeypatch.setattr(memory_224, "FEW", 8)
+    few = ["--images", "40", "--side", "32", "--batch-size", "4", "--steps", "4"]
+    assert memory_224.main([*few, "--out", str(tmp_path)]) == 0
+    results = json.loads((tmp_path / "run.json").read_text())["results"]
+    assert results["decoded"] == pytest.approx(80 * 32 * 32 * 3 / 2**20)
+    assert results["fits"]["all"]["max_rss"] >= results["fits"]["few"]["max_rss"] > 100
+    assert "| more |" in capsys.readouterr().out

@@ -33,7 +33,8 @@ from typing_extensions import Self
 from ..errors import UserError
 from .image_files import Pixels
 
-PIECE, MULTIPLE = 128 * 2**20, 64
+# The bytes of inputs that are sampled at once, and of a piece of more; and a factor of its length.
+WHOLE, PIECE, MULTIPLE = 128 * 2**20, 32 * 2**20, 64
 EXACT = torch.float64
 
 
@@ -72,14 +73,16 @@ class Standardiser(abc.ABC):
             items: The items, with shape :math:`(N, *)`; may be memory-mapped, or files.
 
         Yields:
-            Pieces of at most :data:`PIECE` bytes, in order.
+            All of them, or if they are large pieces of them, in order.
         """
         step = max(1, len(items) // self.sample_size)
         chosen = range(0, len(items), step)
         numbers = items.nbytes // items.dtype.itemsize // max(1, len(items))
+        whole = 4 * numbers * len(chosen) <= WHOLE
         # In multiples of what takes pieces apart again: the same sums, whatever the pieces.
         count = max(1, PIECE // (4 * numbers) // MULTIPLE) * MULTIPLE
-        for start in range(0, len(chosen), count):
+        count = len(chosen) if whole else count
+        for start in range(0, len(chosen), max(1, count)):
             part = chosen[start : start + count]
             yield self(torch.as_tensor(items[part.start : part.stop : step].copy()))
 
