@@ -16,7 +16,7 @@ from ood_osdre.data import BenchmarkData, image_files, load_benchmark, load_mani
 from ood_osdre.data.transforms import Preprocess
 from ood_osdre.detectors import feature_head as heads
 from ood_osdre.detectors import feature_store, head_data
-from ood_osdre.detectors.feature_store import FeatureFolder, Stored, Whitened
+from ood_osdre.detectors.feature_store import FeatureFolder, Stored, Whitened, make_room
 from ood_osdre.models import Classifier
 from ood_osdre.models.representation import whitening_of
 
@@ -137,30 +137,36 @@ def test_a_signal_stops_it_and_what_is_done_is_not_done_again(
     assert [len(x) for x in whole] == [12, len(data.split_reference()[0])]
 
 
-def test_old_features_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_features_make_room_and_those_in_use_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(feature_store, "KEPT", 3000)
-    for i in range(5):
-        folder = FeatureFolder(tmp_path, [i], 10, 10)
+    folders = [FeatureFolder([tmp_path], [i], 10, 10) for i in range(6)]
+    for i, folder in enumerate(folders):
         assert folder.read(0) is None
         folder.keep(0, torch.full((10, 25), float(i)))
-        folder.touch()
-        assert folder.folder is not None
-        os.utime(folder.folder, (i, i))
-    found = [FeatureFolder(tmp_path, [i], 10, 10).read(0) is not None for i in range(5)]
-    assert found == [False, False, True, True, True]
+        os.utime(folder.folders[0], (i, i))
+    left = folders[0].folders[0] / f".{'0' * 32}.tmp.npy"  # of a writer that was killed
+    left.touch()
+    os.utime(left, (0, 0))
+    make_room(folders[:2])  # alone they are about as many as may be kept beside them
+    assert [f.read(0) is not None for f in folders] == [True, True, False, False, True, True]
+    assert not left.exists()
 
 
-def test_where_nothing_can_be_kept_it_stays_in_memory(
+def test_where_nothing_can_be_kept_it_is_kept_elsewhere_or_in_memory(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("no folder")
-    folder = FeatureFolder(tmp_path / "file", ["k"], 4, 2)
-    with caplog.at_level(logging.WARNING):
-        folder.keep(0, torch.ones(2, 3))
-        folder.keep(1, torch.ones(2, 3))
-        folder.touch()
-    assert len(caplog.records) == 1
-    assert folder.read(0) is None
+    for homes in ([tmp_path / "file"], [tmp_path / "file", tmp_path / "other"]):
+        folder = FeatureFolder(homes, ["k"], 4, 2)
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            folder.keep(0, torch.ones(2, 3))
+            folder.keep(1, torch.ones(2, 3))
+            make_room([folder])
+        assert len(caplog.records) == 1
+        assert [folder.read(i) is not None for i in range(2)] == [len(homes) == 2] * 2
 
 
 class Watched(Stored):

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from image_roots import as_cifar, make_root
+import yaml
+from image_roots import as_cifar, edit, make_root
 from PIL import Image
 from torch import nn
 
@@ -335,6 +336,13 @@ def root(tmp_path: Path) -> Path:
 def test_a_large_set_of_a_benchmark_stays_files_and_leaves_no_cache(
     root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    content = yaml.safe_load((root / "toy.yml").read_text())
+    content["ids"]["toy"]["sets"] += [  # of neither there are files to be compared
+        {"name": "made", "role": "far", "synthetic": "noise", "count": 3},
+        {"name": "array", "role": "far", "list": "array.npy"},
+    ]
+    (root / "toy.yml").write_text(yaml.safe_dump(content))
+    np.save(root / "array.npy", 255 - PIXELS[0])
     manifest = load_manifest(root / "toy.yml", "toy")
     held = load_benchmark(manifest, root, root / "cache", progress=False)
     monkeypatch.setattr(image_files, "LIMIT", 12 * SIDE * SIDE * 3 - 1)  # below two of the sets
@@ -350,6 +358,22 @@ def test_a_large_set_of_a_benchmark_stays_files_and_leaves_no_cache(
     for one, other in zip(data.split_reference(), held.split_reference(), strict=True):
         np.testing.assert_array_equal(one.images[:], other.images[:])
     assert not caplog.records
+
+
+def test_an_array_brought_to_another_size_is_another_set(root: Path) -> None:
+    np.save(root / "array.npy", 255 - PIXELS[0])
+    edit(root, "test_far.txt", list="array.npy", count=COUNT)
+    keys, marks = [], []
+    for size in (32, 16):
+        text = (root / "toy.yml").read_text()
+        (root / "toy.yml").write_text(f"{text}size: {size}\n")
+        manifest = load_manifest(root / "toy.yml", "toy")
+        (root / "toy.yml").write_text(text)
+        found = load_benchmark(manifest, root, progress=False).far["far"]
+        keys.append(found.key)
+        marks += [p.name for p in (root / ".ood_osdre_cache").glob("marks-far-far-*")]
+    assert keys[0] != keys[1]
+    assert len(set(marks)) == 2
 
 
 @pytest.mark.parametrize("most", [50_000, 0])

@@ -2,9 +2,10 @@ r"""The command `python -m ood_osdre.data check`: what of a benchmark is on disk
 
 It prints one row a set: its role, name, state, the images found and expected, and the exact path
 of its list. By default an image counts if its file exists and is not empty; `--decode` opens
-every one. Decoded images that an earlier run has kept (`--cache-dir`) are read and compared with their
-checksums, which a run does not do with large sets; damaged ones are removed. The exit status is 0 if the benchmark can run: the ID sets, a reference and at least
-one near or far set are present. It is 1 if it cannot, and 2 for a mistake in the command.
+every one. Decoded images that earlier runs have kept (`--cache-dir`) are compared with their
+checksums, which a run does for small sets alone; what is damaged is removed. The exit status is 0
+if the benchmark can run: the ID sets, a reference and at least one near or far set are present. It
+is 1 if it cannot, and 2 for a mistake in the command.
 """
 
 __all__ = ["check", "main"]

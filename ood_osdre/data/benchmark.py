@@ -1,7 +1,8 @@
 r"""Loads a benchmark: those of its sets that are whole on disk.
 
-A set is decoded once and kept in the cache, but one that is large
-(:data:`~ood_osdre.data.image_files.LIMIT`) stays files and is decoded as it is read. Every ID set must have the classes of training. Sets that share images, and a reference that holds
+A set is decoded once and kept in the cache; one that is large
+(:data:`~ood_osdre.data.image_files.LIMIT`) stays files, which are decoded whenever they are read.
+Every ID set must have the classes of training. Sets that share images, and a reference that holds
 classes of a near set without a companion, are warned of.
 """
 
@@ -264,7 +265,7 @@ def _load_set(status: SetStatus, size: int, cache_dir: Path, progress: bool) -> 
         array: NDArray[np.uint8] = map_array(path)
         names, labels = [f"{path.name}[{i}]" for i in range(len(array))], np.full(len(array), -1)
         parts: tuple[bytes, ...] = os.fsencode(os.path.realpath(path)), repr(stat(path)).encode()
-        key = key_of(*parts)
+        key = key_of(*parts, b"%d" % size)
         if array.shape[1:] == (size, size, 3):
             return ImageSet(array, labels, names, key)
         grey = array[..., 0] if array.ndim == 4 and array.shape[3] == 1 else array
@@ -318,7 +319,7 @@ def _warn_of_copies(
 ) -> None:
     r"""Warns of images that a list names twice, and of sets that share images.
 
-    Pixels are compared, but of a set that is streamed files: no copy that was written anew is found.
+    Pixels are compared; of a set that is streamed, files are, which finds no re-encoded copy.
     """
     for status in statuses:
         names = () if status.list is None else status.list.names
@@ -330,6 +331,8 @@ def _warn_of_copies(
     for one, other in (p for p in combinations(loaded, 2) if EXCLUSIVE & {p[0][0], p[1][0]}):
         if not streamed & {one, other}:
             count: int | None = count_shared(marks[other], marks[one])
+        elif None in (files[one].list, files[other].list):
+            count = 0  # an array, or made by the program: no files to compare
         elif (count := shared_files(files[one], files[other])) is None:
             log.warning("%s %s and %s %s: not compared, as they are too many", *one, *other)
         if count:

@@ -214,11 +214,15 @@ def decode_all(
                 bad.append(f"{paths[i]} ({one_line(error, 60)})")
         return stop - start
 
-    bar = tqdm(total=len(paths), desc=f"decoding {title}", unit="image", disable=not progress)
+    # A hidden bar would take a lock, too, which the processes of a data loader share.
+    bar: tqdm | contextlib.nullcontext[None] = contextlib.nullcontext()
+    if progress:
+        bar = tqdm(total=len(paths), desc=f"decoding {title}", unit="image")
     # Pillow releases the interpreter's lock while it decodes and resizes.
-    with bar, ThreadPoolExecutor(max_workers=threads) as pool:
+    with bar as shown, ThreadPoolExecutor(max_workers=threads) as pool:
         for count in pool.map(some, range(0, len(paths), together)):
-            bar.update(count)
+            if shown is not None:
+                shown.update(count)
     if bad:
         raise UserError(f"{title}: cannot decode {first(sorted(bad), 'file')}")
     return images
@@ -283,7 +287,11 @@ def cache_folders(cache_dir: Path) -> list[Path]:
 
 
 def check_cache(folder: Path) -> list[Path]:
-    r"""Removes the cached arrays of a folder whose content is not what was kept; returns them."""
+    r"""Removes the cached arrays of a folder whose content is not what was kept; returns them.
+
+    Raises:
+        UserError: If one cannot be removed.
+    """
     paths = [p for p in sorted(folder.glob("*.npy")) if NAME.search(p.name) and is_regular(p)]
     damaged = []
     for path in paths:
@@ -292,7 +300,10 @@ def check_cache(folder: Path) -> list[Path]:
             if load(path, array.shape, array.dtype.type, whole=True) is not None:
                 continue
         damaged.append(path)
-        path.unlink(missing_ok=True)
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise UserError(f"{path}: damaged, and cannot be removed: {error.strerror}") from None
     return damaged
 
 

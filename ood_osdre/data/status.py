@@ -318,11 +318,11 @@ def shared_files(one: SetStatus, other: SetStatus) -> int | None:
         other: The set whose files are counted.
 
     Returns:
-        Their number; None if a set is not in files, or too many are of one size to be opened.
+        Their number; None if too many are of one size to be opened.
     """
     sizes = [np.array([size for size, _ in s.stats]) for s in (one, other)]
     alike = [np.flatnonzero(np.isin(a, b)) for a, b in (sizes, sizes[::-1])]
-    if not min(map(len, sizes)) or sum(map(len, alike)) > OPENED:
+    if sum(map(len, alike)) > OPENED:
         return None
 
     def ends(path: Path) -> bytes:

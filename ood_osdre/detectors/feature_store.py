@@ -1,17 +1,18 @@
-r"""Features of many images on disk: computed once, read again by the next head, never all in memory.
+r"""Features of many images on disk: computed once, read by the next head, never all in memory.
 
-Features are kept in the folder of decoded images, in shards of a few thousand rows, each written whole
-or not at all and mapped into memory when read. A folder `features-KEY` is named after all that they
-depend on: the digest of the network, its layers, the preprocessing, the images and their order, and
-for a reference what broadens it. A run that was stopped goes on with the first shard that is missing;
-a second head on the same network trains at once. Folders that were used last are kept up to
-:data:`KEPT` bytes, and older ones removed; all of them may be deleted at any time.
+Features are kept beside decoded images, in shards of a few thousand rows, each written whole or not
+at all and mapped into memory when read. A folder `features-KEY` is named after all that they depend
+on: the version of the program, the digest of the network, its layers, the preprocessing, the images
+and their order, and for a reference what broadens it. A run that was stopped goes on with the first
+shard that is missing; a second head on the same network trains at once. Of the folders that a run
+does not use, those used last are kept up to :data:`KEPT` bytes, and the others removed; all of them
+may be deleted at any time.
 
 :class:`Stored` stands for a tensor of features where one would be too large: it has a length and a
 shape, comes in pieces, and gives the rows that are asked for.
 """
 
-__all__ = ["KEPT", "FeatureFolder", "Stored", "Whitened"]
+__all__ = ["KEPT", "FeatureFolder", "Stored", "Whitened", "make_room"]
 
 import contextlib
 import hashlib
@@ -25,8 +26,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .. import __version__
 from ..errors import UserError
-from ..files import atomic_path, map_array
+from ..files import atomic_path, map_array, sweep
 from ..models import Whitening
 
 #: The most bytes of features that are kept in a folder, beside those in use.
@@ -97,60 +99,66 @@ class FeatureFolder:
     r"""The shards of one set of features.
 
     Arguments:
-        cache: The folder of the cache; None keeps what is computed in memory.
+        homes: The folders in which they may be kept: the first that can be written to is taken;
+            none keeps what is computed in memory.
         key: All that the features depend on, part by part.
         count: The number of vectors.
         size: The number of them in a shard; the last may have fewer.
     """
 
-    def __init__(self, cache: Path | None, key: Sequence[object], count: int, size: int) -> None:
+    def __init__(
+        self, homes: Sequence[Path], key: Sequence[object], count: int, size: int
+    ) -> None:
         digest = hashlib.sha256()
-        for part in key:
+        # Another version of the program may compute other numbers.
+        for part in (__version__, *key):
             text = repr(part).encode()
             digest.update(b"%d:" % len(text) + text)
-        self.folder = None if cache is None else cache / f"{PREFIX}{digest.hexdigest()[:20]}"
+        self.folders = [home / f"{PREFIX}{digest.hexdigest()[:20]}" for home in homes]
+        self.writable = list(self.folders)
         self.rows = [slice(i, min(i + size, count)) for i in range(0, count, size)]
 
     def read(self, index: int) -> Tensor | None:
         r"""Maps a shard; None if it has not been kept, or is damaged."""
-        if self.folder is None or not (path := self._path(index)).is_file():
-            return None
-        rows = self.rows[index]
-        with contextlib.suppress(UserError):
-            array = map_array(path)
-            if (
-                array.dtype == np.float32
-                and array.ndim == 2
-                and len(array) == rows.stop - rows.start
-            ):
-                return torch.as_tensor(array)
-        log.warning("%s: damaged, and computed again", path)
+        for path in filter(Path.is_file, self._paths(index, self.folders)):
+            count = self.rows[index].stop - self.rows[index].start
+            with contextlib.suppress(UserError):
+                array = map_array(path)
+                if array.dtype == np.float32 and array.ndim == 2 and len(array) == count:
+                    return torch.as_tensor(array)
+            log.warning("%s: damaged, and computed again", path)
         return None
 
     def keep(self, index: int, features: Tensor) -> None:
-        r"""Writes a shard; where that cannot be, this and the next ones stay in memory."""
-        if self.folder is None:
-            return
-        try:
-            with atomic_path(self._path(index)) as temporary:
-                np.save(temporary, features.numpy(), allow_pickle=False)
-        except UserError as error:
-            log.warning("features are not kept: %s", error)
-            self.folder = None
+        r"""Writes a shard; where that cannot be, this and the next ones are kept elsewhere."""
+        for path in self._paths(index, self.writable):
+            try:
+                with atomic_path(path) as temporary:
+                    np.save(temporary, features.numpy(), allow_pickle=False)
+                return
+            except UserError as error:
+                log.warning("features are not kept: %s", error)
+                self.writable.remove(path.parent)
 
-    def touch(self) -> None:
-        r"""Marks the features as used, and removes those that were used long ago and are too many."""
-        if self.folder is None or not self.folder.is_dir():
-            return
+    def _paths(self, index: int, folders: Sequence[Path]) -> list[Path]:
+        return [folder / f"{index:05d}.npy" for folder in folders]
+
+
+def make_room(used: Sequence[FeatureFolder]) -> None:
+    r"""Marks the features of a run as used, and removes those that were used long ago.
+
+    Those of the run itself stay, however many they are.
+    """
+    mine = {folder for features in used for folder in features.folders if folder.is_dir()}
+    for folder in mine:
+        with contextlib.suppress(OSError):  # read-only
+            os.utime(folder)
+            sweep(folder)
+    for home in {folder.parent for folder in mine}:
         with contextlib.suppress(OSError):  # another process was faster
-            os.utime(self.folder)
-            others = [f for f in self.folder.parent.glob(f"{PREFIX}*") if f != self.folder]
+            others = set(home.glob(f"{PREFIX}*")) - mine
             total = 0
             for folder in sorted(others, key=lambda f: f.stat().st_mtime, reverse=True):
                 total += sum(file.stat().st_size for file in folder.iterdir())
                 if total > KEPT:
                     shutil.rmtree(folder, ignore_errors=True)
-
-    def _path(self, index: int) -> Path:
-        assert self.folder is not None
-        return self.folder / f"{index:05d}.npy"

@@ -15,7 +15,7 @@ from tqdm import tqdm
 from ..config import Config, HeadConfig
 from ..data import BenchmarkData, ImageSet, image_files
 from ..data.image_files import in_batches
-from ..data.images import VERSION
+from ..data.images import VERSION, cache_folders
 from ..data.sets import hold_out_id
 from ..data.transforms import Preprocess, Standardiser
 from ..errors import UserError
@@ -30,7 +30,7 @@ from ..models import (
 from ..training import distributed
 from ..training.batches import Stream, broadened, limited, step_generator
 from ..training.run import caught_signals
-from .feature_store import FeatureFolder, Stored
+from .feature_store import FeatureFolder, Stored, make_room
 
 CHANNELS = 3
 # The batches whose features are kept together.
@@ -102,47 +102,48 @@ class HeadData:
             preprocess: The preprocessing that it was trained with.
             progress: Whether to show a progress bar.
         """
-        stopped, sides = "", list[Stored]()
-        size = SHARD * self.batch_size
+        sides, used = list[Stored](), list[FeatureFolder]()
         total = len(self.id_images) + len(self.reference) - self.mixed
         bar = tqdm(total=total, desc="features", unit="img", disable=not progress)
         with caught_signals() as received, bar, evaluating(classifier):
-            for images, order, how in self._inputs():
-                known = self._key(classifier, preprocess, images, how)
-                cache = self.cache if images.key else None
-                folder, parts = FeatureFolder(cache, known, len(order), size), list[Tensor]()
+            for images, order, share in self._inputs():
+                homes = cache_folders(self.cache) if self.cache and images.key else []
+                known = self._key(classifier, preprocess, images, share)
+                folder = FeatureFolder(homes, known, len(order), SHARD * self.batch_size)
+                used.append(folder)
+                parts = list[Tensor]()
                 for i, rows in enumerate(folder.rows):
                     part = folder.read(i)
                     # Of several processes one may see already what another has just written.
                     if distributed.gather_rows(np.array([part is None])).any():
+                        batches = self._batches(images, order[rows], preprocess, share, i * SHARD)
                         found = []
-                        chosen = self._batches(images, order[rows], preprocess)
-                        if how is not None:
-                            assert isinstance(preprocess, Preprocess)
-                            chosen = broadened(chosen, preprocess, how, self.seed, i * SHARD)
-                        for x in chosen:
+                        for x in batches:
                             given = classifier_features(classifier, x, self.head.layers)
                             found.append(given.features.cpu().float())
                             bar.update(len(x))
                             name = signal.Signals(received[0]).name if received else ""
                             if stopped := distributed.from_first(name):
                                 return (torch.empty(0), torch.empty(0)), stopped
-                        part = torch.cat(found)
-                        if distributed.is_first():
-                            folder.keep(i, part)
-                        if distributed.from_first(folder.folder is not None):  # and waited for
-                            kept = folder.read(i)
-                            part = part if kept is None else kept
+                        part = self._kept(folder, i, torch.cat(found))
                     else:
                         bar.update(rows.stop - rows.start)
                     assert part is not None
                     parts.append(part)
-                folder.touch()
                 sides.append(Stored(parts))
-        bytes_of = [4 * math.prod(side.shape) for side in sides]
-        if sum(bytes_of) <= image_files.LIMIT:
-            return (torch.cat([*sides[0].parts]), torch.cat([*sides[1].parts])), stopped
-        return (sides[0], sides[1]), stopped
+        if distributed.is_first():
+            make_room(used)
+        if sum(4 * math.prod(side.shape) for side in sides) <= image_files.LIMIT:
+            return (torch.cat([*sides[0].parts]), torch.cat([*sides[1].parts])), ""
+        return (sides[0], sides[1]), ""
+
+    def _kept(self, folder: FeatureFolder, index: int, features: Tensor) -> Tensor:
+        r"""Keeps a shard and returns it as it is kept, or as it is where it cannot be."""
+        if distributed.is_first():
+            folder.keep(index, features)
+        if distributed.from_first(bool(folder.writable)):  # waited for
+            features = features if (kept := folder.read(index)) is None else kept
+        return features
 
     def _inputs(self) -> Iterator[tuple[ImageSet, NDArray[np.int64], float | None]]:
         r"""Yields the images of each side, their order, and the share of a batch to be broadened."""
@@ -156,20 +157,30 @@ class HeadData:
         yield self.reference, order, share if self.options.broaden else None
 
     def _batches(
-        self, images: ImageSet, rows: NDArray[np.int64], preprocess: Standardiser
+        self,
+        images: ImageSet,
+        rows: NDArray[np.int64],
+        preprocess: Standardiser,
+        share: float | None,
+        start: int,
     ) -> Iterator[Tensor]:
-        for batch in in_batches(images.subset(rows).images, self.batch_size):
-            yield preprocess(torch.as_tensor(batch))
+        r"""Yields batches of some images, the first of which is that of a number."""
+        batches = in_batches(images.subset(rows).images, self.batch_size)
+        inputs = (preprocess(torch.as_tensor(batch)) for batch in batches)
+        if share is None:
+            return inputs
+        assert isinstance(preprocess, Preprocess)
+        return broadened(inputs, preprocess, share, self.seed, start)
 
     def _key(
         self,
         classifier: Classifier,
         preprocess: Standardiser,
         images: ImageSet,
-        how: float | None,
+        share: float | None,
     ) -> tuple[object, ...]:
         r"""Returns all that the features of a set depend on."""
         statistics = tuple(tuple(x.tolist()) for x in preprocess.statistics)
         own = images.key, NetworkDigest.of(classifier).digest, tuple(self.head.layers), statistics
-        reference = () if images is self.id_images else (self.seed, self.mixed, how)
+        reference = () if images is self.id_images else (self.seed, self.mixed, share)
         return (VERSION, self.size, self.batch_size, preprocess.device.type, *own, *reference)

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..data import image_files
 from ..data.image_files import ArrayRows, ImageFiles, Pixels, array_of, cores
-from ..errors import UserError
+from ..errors import UserError, one_line
 
 #: The most bytes of decoded pixels that wait for their step, and the most processes that decode.
 AHEAD, WORKERS = 192 * 2**20, 8
@@ -93,9 +93,9 @@ class StepImages:
 
 
 def _whole(images: Pixels, device: torch.device) -> tuple[Tensor, Tensor | None] | None:
-    r"""Returns all images on the device, and where there each of the set is; None if too many."""
+    r"""Returns all images on the device, and the place there of each of the set; None if too many."""
     if device.type == "cpu" and not isinstance(images, ImageFiles):
-        # Nothing is copied. What must not be written to, or is in pieces, is gathered instead.
+        # Nothing is copied, however large. What is read-only or in pieces goes on below.
         array = images.array if isinstance(images, ArrayRows) else images
         assert isinstance(array, np.ndarray)
         if array.flags.c_contiguous and array.flags.writeable:
@@ -142,8 +142,8 @@ class _Ahead:
             except RuntimeError as error:  # such as one that the system ended for want of memory
                 self.coming = None
                 raise UserError(
-                    f"images: a process that decodes them has died ({error})."
-                ) from None
+                    f"images: a process that decodes them has died ({one_line(error, None)})."
+                ) from error
         if isinstance(found, UserError):
             self.coming = None
             raise found
