@@ -75,7 +75,7 @@ def download(
     names, labels = [], []
     images = _images(recipe, data_root / ARCHIVES, mirror)
     for name, image, label in tqdm(images, desc=f"writing {spec.name}", unit="image"):
-        path = data_root / manifest.images / name
+        path = data_root / (spec.images or manifest.images) / name
         if not (path.is_file() and path.stat().st_size):
             with atomic_path(path, flush=False) as temporary:
                 kind = FORMATS[path.suffix.lower()]

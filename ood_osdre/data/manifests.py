@@ -46,6 +46,9 @@ BENCHMARKS = {
     "cifar10": ("openood", "openood_subset"),
     "cifar100": ("openood", "openood_subset"),
     "mirror": ("mirror0", "mirror1"),
+    "places100": ("places100",),
+    "imagenet200": ("imagenet",),
+    "imagenet": ("imagenet",),
 }
 # Of these roles a benchmark has one set, of the others several.
 SINGLE = ("id_train", "id_val", "id_test", "ood_val")
@@ -142,6 +145,7 @@ class SetSpec(Options):
         name: The name of the set, unique among the sets of its role.
         role: One of the roles above.
         list: The list file, or the `.npy` array; None for an embedded or a synthetic set.
+        images: The folder of images below the data root; None for the manifest's.
         synthetic: For a near or far set without a list, the kind of
             :func:`~ood_osdre.data.builtin.synthetic_ood` that makes its `count` images, from ID
             test images where it needs some.
@@ -158,6 +162,7 @@ class SetSpec(Options):
     name: Name
     role: Literal["id_train", "id_val", "id_test", "reference", "ood_val", "near", "far", "csid"]
     list: FilePath | None = None
+    images: FilePath | None = None
     synthetic: Literal["patch_shuffled", "shapes", "noise"] | None = None
     count: Annotated[int, Field(ge=1, le=10**9)] | None = None
     sha256: str | None = None

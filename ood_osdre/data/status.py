@@ -99,7 +99,8 @@ def inspect(manifest: Manifest, spec: SetSpec, data_root: Path) -> SetStatus:
     if spec.synthetic is not None:  # made by the program whenever it is wanted
         size = spec.count or 0
         return SetStatus(spec, "present", size, size, Path("(synthetic)"), Path())
-    return _inspect(spec, manifest.path(spec, data_root), data_root / manifest.images)
+    images = data_root / (spec.images or manifest.images)
+    return _inspect(spec, manifest.path(spec, data_root), images)
 
 
 def _inspect(
