@@ -266,14 +266,11 @@ def default_config(id_name: str | None, gpu: bool) -> str:
     Arguments:
         id_name: The ID data set, None for the embedded one.
         gpu: Whether it is to be trained on a GPU; without one, CIFAR gets a smaller network. A set
-            of small images without a configuration of its own is trained as CIFAR-10 is; of
-            ImageNet the features of a given classifier are looked at.
+            of small images without a configuration of its own is trained as CIFAR-10 is.
     """
     id_name = id_name or "digits"
-    if id_name.startswith("imagenet"):
-        return "imagenet_representation"
     suffix = "" if gpu or id_name == "digits" else "_cpu"
-    own = f"{id_name}{suffix}"
+    own = "imagenet_representation" if "imagenet" in id_name else f"{id_name}{suffix}"
     return own if own in names("configs") else f"cifar10{suffix}"
 
 

@@ -1,9 +1,8 @@
 r"""Loads a benchmark: those of its sets that are whole on disk.
 
-A set is decoded once and kept in the cache; one that is large
-(:data:`~ood_osdre.data.image_files.LIMIT`) stays files, which are decoded whenever they are read.
-Every ID set must have the classes of training. Sets that share images, and a reference that holds
-classes of a near set without a companion, are warned of.
+A set is decoded once and kept in the cache; a large one (`LIMIT`) stays files, decoded as they are
+read. Every ID set must have the classes of training. Sets that share images, and a reference that
+holds classes of a near set without a companion, are warned of.
 """
 
 __all__ = ["BenchmarkData", "choose_benchmark", "load_benchmark", "load_digits_benchmark"]
@@ -317,10 +316,7 @@ def _check_classes(loaded: Mapping[tuple[str, str], ImageSet]) -> None:
 def _warn_of_copies(
     statuses: Sequence[SetStatus], loaded: Mapping[tuple[str, str], ImageSet], cache_dir: Path
 ) -> None:
-    r"""Warns of images that a list names twice, and of sets that share images.
-
-    Pixels are compared; of a set that is streamed, files are, which finds no re-encoded copy.
-    """
+    r"""Warns of copies in lists and sets: of pixels, or of the files of a set that is streamed."""
     for status in statuses:
         names = () if status.list is None else status.list.names
         if copies := len(names) - len(set(names)):
