@@ -13,15 +13,9 @@ __all__ = [
     "read_model",
 ]
 
+from .classifiers import GivenClassifier, read_classifier
 from .feature_head import fit_head
 from .feature_ratio import FeatureRatio
 from .head_data import HeadData
 from .one_step import OneStepDetector
-from .scorer import (
-    GivenClassifier,
-    Scorer,
-    TrainedModel,
-    load_scorer,
-    read_classifier,
-    read_model,
-)
+from .scorer import Scorer, TrainedModel, load_scorer, read_model

@@ -1,14 +1,30 @@
-r"""Class labels that a user gives: read without rounding, and counted."""
+r"""What is read off a user's items before a training: their classes, and a part held out of them."""
 
-__all__ = ["class_labels", "count_classes"]
+__all__ = [
+    "as_input",
+    "class_labels",
+    "class_names",
+    "count_classes",
+    "fingerprints_of",
+    "held_out",
+]
+
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from ..data.sets import Samples
+from ..data import ImageSet
+from ..data.sets import Samples, cut_apart, fingerprints, group_of
 from ..errors import UserError
+from ..evaluation.calibration import check_alpha
 from ..options import shown
+
+# Items whose fingerprints are taken together: those of images in files, decoded for it.
+PIECE = 512
+# What tells the split for a calibration from that for validation, which has the same seed.
+CALIBRATION = 1
 
 
 def class_labels(labels: ArrayLike | Tensor) -> NDArray[np.int64]:
@@ -53,3 +69,66 @@ def count_classes(id_data: Samples) -> int:
             "for none."
         )
     return int(labels.max()) + 1
+
+
+def class_names(given: Samples, classes: int) -> dict[str, list[str]]:
+    r"""Returns what is stored of the ID classes' names: `class_names`, those of their folders.
+
+    Arguments:
+        given: The ID items.
+        classes: The number of classes.
+
+    Returns:
+        Nothing, unless each class has a folder of its own.
+    """
+    folders: dict[int, set[str]] = {}
+    for name, label in zip(given.names, given.labels.tolist(), strict=True):
+        folders.setdefault(label, set()).add(group_of(name))
+    found = [min(folders.get(i, {""})) for i in range(classes)]
+    one_each = all(len(group) == 1 for group in folders.values())
+    are_names = one_each and all(found) and len(set(found)) == classes > 0
+    return {"class_names": found} if are_names else {}
+
+
+def fingerprints_of(values: Any) -> NDArray[np.int64]:  # noqa: ANN401
+    r"""Returns the fingerprints of images or vectors, :math:`(N, *)`, few of them at a time."""
+    starts = range(0, len(values), PIECE)
+    parts = [fingerprints(np.ascontiguousarray(values[i : i + PIECE])) for i in starts]
+    return np.concatenate(parts)
+
+
+def held_out(given: Samples, alpha: float, share: float, seed: int) -> tuple[Samples, Samples]:
+    r"""Returns the items without a part, drawn at random, and that part; copies stay together.
+
+    Arguments:
+        given: The items.
+        alpha: The rate at which the part will calibrate.
+        share: The share of them that is held out, of one item at least.
+        seed: The seed of the draw.
+
+    Raises:
+        UserError: If nothing would be left, or `alpha` is no rate.
+    """
+    check_alpha(alpha)
+    count = len(given.values)
+    order = np.random.default_rng((seed, CALIBRATION)).permutation(count)
+    held, rest = cut_apart(order, fingerprints_of(given.values), [max(1, round(share * count))])
+    if not len(rest):
+        raise UserError(
+            f"fit: got {count} ID items, or copies of one, expected more: some train, some "
+            "calibrate."
+        )
+    return _rows(given, np.sort(rest)), _rows(given, np.sort(held))
+
+
+def _rows(given: Samples, rows: NDArray[np.intp]) -> Samples:
+    if given.has_images:
+        part = ImageSet(*given[:3]).subset(rows)
+        return given._replace(values=part.images, labels=part.labels, names=part.names)
+    names = [given.names[i] for i in rows]
+    return given._replace(values=given.values[rows], labels=given.labels[rows], names=names)
+
+
+def as_input(given: Samples) -> object:
+    r"""Returns items in a form that a detector reads."""
+    return ImageSet(*given[:3]) if given.has_images else given.values

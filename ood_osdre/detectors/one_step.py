@@ -33,11 +33,13 @@ from ..evaluation.evaluate import score_images
 from ..evaluation.metrics import check_scores
 from ..files import local
 from ..options import shown
-from ..training.checkpoint import MODEL, checkpoint_path, read_checkpoint, write_checkpoint
+from ..training.checkpoint import MODEL, write_checkpoint
 from ..training.distributed import find_device
 from ..training.run import Outcome, check_finished
 from ..training.surroundings import own_surroundings
+from .classifiers import TIMM, fit_on_classifier, read_backbone
 from .fitting import (
+    HELD_OUT,
     Supported,
     check_unseen,
     configured,
@@ -45,11 +47,11 @@ from .fitting import (
     train,
     warn_of_shuffling,
 )
-from .labels import class_labels
-from .scorer import Scorer, TrainedModel, read_model
+from .labels import as_input, class_labels, class_names, held_out
+from .scorer import Scorer, TrainedModel, read_calibration, read_model, write_calibration
 
-CALIBRATION = "calibration"
 NOT_FITTED = "is not fitted; call fit first"
+NO_CLASSES = "has no class head; fit with labels, or on class folders"
 NOT_CALIBRATED = "has no threshold; call fit, then calibrate with ID data that fit has not read"
 
 T = TypeVar("T")
@@ -71,13 +73,14 @@ class OneStepDetector:
             `{"network": {"kind": "mlp"}}`.
         backbone: A module from network inputs :math:`(B, *)` to features :math:`(B, F)` to be
             used instead of the configured one, with the weights it has: a timm model without
-            its classifier, for instance. It is copied, so yours stays as it is.
+            its classifier, for instance. It is copied, so yours stays as it is. A network of timm
+            may be named: `timm:NAME` with the weights that timm downloads, or `timm:NAME@FILE`.
         size: The side of the images in pixels. Files and Pillow images are brought to it; arrays
             and tensors must have it.
         device: Where to train and score; None for a GPU if there is one.
         progress: Whether to show progress bars in training.
         options: Options of the configuration, with two underscores for the dot:
-            `training__steps=2000`.
+            `training__steps=2000`. With a `head` and a `classifier`, whose features it is put on.
 
     Raises:
         UserError: If an option is unknown or out of range, the backbone is no module, or the device
@@ -100,17 +103,23 @@ class OneStepDetector:
         self,
         config: str | Path | Mapping[str, Any] | Config | None = None,
         *,
-        backbone: nn.Module | None = None,
+        backbone: nn.Module | str | None = None,
         size: int = 32,
         device: torch.device | str | None = None,
         progress: bool = True,
         **options: object,
     ) -> None:
+        self.timm: dict[str, str] = {}
+        if isinstance(backbone, str) and backbone.startswith(TIMM):
+            backbone, self.timm["timm"] = read_backbone(backbone)
         if not isinstance(backbone, nn.Module | None):
-            raise UserError(f"backbone: got {shown(backbone)}, expected an instance of nn.Module.")
+            raise UserError(
+                f"backbone: got {shown(backbone)}, expected an instance of nn.Module, or timm:NAME."
+            )
         self.device = find_device(device)
         self.config = configured(config, options, gpu=self.device.type == "cuda")
-        given = {"size": size, "estimator": self.config.estimator}
+        head = self.config.head and self.config.classifier  # whose estimator is its own
+        given = {"size": size, "estimator": "one_step" if head else self.config.estimator}
         self.size = Supported.of(given, type(self).__name__).size
         self.backbone, self.progress = backbone, progress
         self.outcome = Outcome()
@@ -133,6 +142,7 @@ class OneStepDetector:
         labels: ArrayLike | Tensor | None = None,
         folder: str | os.PathLike[str] | None = None,
         resume: bool = False,
+        alpha: float | None = None,
     ) -> "OneStepDetector":
         r"""Trains on ID data against a reference.
 
@@ -148,6 +158,7 @@ class OneStepDetector:
                 `id_data`.
             folder: A folder for checkpoints and the log; None writes nothing.
             resume: Whether to go on from the folder's checkpoint, if there is one.
+            alpha: If given, a tenth of the ID data is held out first, for :meth:`calibrate`.
 
         Returns:
             The detector itself.
@@ -159,15 +170,26 @@ class OneStepDetector:
         given = read(id_data, self.size, "ID data", labelled=labels is None)
         if labels is not None:
             given = given._replace(labels=class_labels(labels), unlabelled="")
+        held = None
+        if alpha is not None:
+            given, held = held_out(given, alpha, HELD_OUT, self.config.training.seed)
         against = read(reference, self.size, "reference", labelled=False)
-        shape = self.device, self.size, self.backbone, self.progress
-        data = prepare(self.config, given, against, *shape)
         target = None if folder is None else local(folder)
-        fitted = train(data, self.backbone, self.device, target, resume, self.progress)
-        self.outcome = fitted.outcome
-        check_finished(fitted.outcome, data.config.training.steps, target)
-        self._take(TrainedModel(fitted.model, data.preprocess, data.metadata), data.seen)
+        if self.config.head is not None:
+            shared = self.device, self.size, target, resume, self.progress
+            trained, self.outcome, seen = fit_on_classifier(self.config, given, against, *shared)
+        else:
+            shape = self.device, self.size, self.backbone, self.progress
+            data = prepare(self.config, given, against, *shape)
+            data.metadata.update(self.timm, **class_names(given, data.metadata["classes"]))
+            fitted = train(data, self.backbone, self.device, target, resume, self.progress)
+            trained = TrainedModel(fitted.model, data.preprocess, data.metadata)
+            self.outcome, seen = fitted.outcome, data.seen
+        check_finished(self.outcome, self.outcome.steps, target)
+        self._take(trained, seen)
         self.conformal = None
+        if held is not None and alpha is not None:
+            self.calibrate(as_input(held), alpha)
         return self
 
     @property
@@ -247,6 +269,15 @@ class OneStepDetector:
         """
         return _required(self.conformal, NOT_CALIBRATED).pvalue(self.score(x))
 
+    @own_surroundings()
+    def classify(self, x: object) -> NDArray[np.int64]:
+        r"""Returns the predicted ID classes, with shape :math:`(N)`; `scorer` has their names.
+
+        Arguments and errors are those of :meth:`score`; there has to be a class head.
+        """
+        found = self._evaluated(x, "input")
+        return np.concatenate([_required(classes, NO_CLASSES) for _, classes, _ in found])
+
     def save(self, folder: str | os.PathLike[str]) -> None:
         r"""Writes the detector, as safetensors, into a folder, which is created if needed.
 
@@ -255,11 +286,7 @@ class OneStepDetector:
         trained, conformal = _required(self._trained, NOT_FITTED), self.conformal
         target, state = local(folder), trained.ratio.state_dict()
         digest = write_checkpoint(target, MODEL, state, trained.metadata)
-        tensors = {} if self._seen is None else {"seen": torch.as_tensor(self._seen)}
-        if conformal is not None:
-            tensors["scores"] = torch.as_tensor(conformal.scores)
-        metadata = {"model": digest, "alpha": None if conformal is None else conformal.alpha}
-        write_checkpoint(target, CALIBRATION, tensors, metadata)
+        write_calibration(target, digest, conformal, self._seen)
 
     @classmethod
     def load(
@@ -286,41 +313,32 @@ class OneStepDetector:
         trained = read_model(source, find_device(device), backbone)
         config, size = (trained.metadata[key] for key in ("config", "size"))
         detector = cls(config, backbone=backbone, size=size, device=device)
-        detector._take(trained, None)
-        if checkpoint_path(source, CALIBRATION).is_file():
-            detector._read_calibration(source, trained.digest)
+        detector.conformal, seen = read_calibration(source, trained.digest)
+        detector._take(trained, seen)
         return detector
 
     def _take(self, trained: TrainedModel, seen: NDArray[Any] | None) -> None:
         self._trained, self._scorer, self._seen = trained, Scorer.of(trained), seen
 
-    def _read_calibration(self, folder: Path, digest: str) -> None:
-        tensors, metadata, _ = read_checkpoint(folder, CALIBRATION)
-        problem = None if metadata.get("model") == digest else "another model's calibration"
-        try:
-            if "scores" in tensors:
-                self.conformal = SplitConformal(tensors["scores"].numpy(), metadata["alpha"])
-        except (KeyError, ValueError) as error:
-            problem = f"not a calibration ({error})"
-        if problem:
-            raise UserError(f"{checkpoint_path(folder, CALIBRATION)}: {problem}; save it again.")
-        self._seen = tensors["seen"].numpy() if "seen" in tensors else None
-
     def _scored(self, data: object, what: str) -> Iterator[tuple[NDArray[np.float32], Samples]]:
         r"""Yields the scores and the items of data, piece by piece; refuses data without items."""
+        yield from ((scores, piece) for scores, _, piece in self._evaluated(data, what))
+
+    def _evaluated(
+        self, data: object, what: str
+    ) -> Iterator[tuple[NDArray[np.float32], NDArray[np.int64] | None, Samples]]:
         scorer, count = self.scorer, 0
         for piece in read_pieces(data, self.size, what):
-            shape = piece.values.shape[1:]
-            if shape != scorer.shape:
+            if (shape := piece.values.shape[1:]) != scorer.shape:
                 raise UserError(
                     f"{what}: items of shape {shape}, expected {scorer.shape} as in fit."
                 )
-            scores, _ = score_images(
+            scores, classes = score_images(
                 scorer.ratio, piece.values, scorer.preprocess, self.config.evaluation.batch_size
             )
             check_scores(what, scores, piece.names)
             count += len(scores)
-            yield scores, piece
+            yield scores, classes, piece
         _required(count or None, f"{what}: empty, expected at least one image or vector")
 
 

@@ -2,21 +2,22 @@ r"""A trained model that is ready to score: folded, with the preprocessing it wa
 
 Whatever deploys a model scores with a :class:`Scorer`: the command, the detector, the plugins and
 the export. :func:`read_model` is the one reader of a trained model's checkpoint, beside whose
-weights lies what :func:`~ood_osdre.training.checkpoint.model_metadata` says;
-:func:`read_classifier` reads the classifiers, ours or others', that a head is put on.
+weights lies what :func:`~ood_osdre.training.checkpoint.model_metadata` says.
+
+Of a calibrated detector a second checkpoint, `calibration`, has the calibration scores, the rate, and
+the fingerprints of what it was fitted to.
 """
 
 __all__ = [
-    "GivenClassifier",
     "Scorer",
     "TrainedModel",
+    "build_classifier",
     "load_scorer",
-    "read_classifier",
+    "read_calibration",
     "read_model",
+    "write_calibration",
 ]
 
-import os
-import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,14 +26,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import nn
 
 from ..config import Config
 from ..data.image_files import LazyImages, Pixels
 from ..data.transforms import Preprocess, Standardise, Standardiser, check_statistics
-from ..errors import UserError, one_line
+from ..errors import UserError
+from ..evaluation.calibration import SplitConformal
 from ..evaluation.evaluate import score_images
 from ..files import local
 from ..models import (
@@ -44,8 +44,7 @@ from ..models import (
     Whitening,
     timm_network,
 )
-from ..sections import NetworkConfig
-from ..training.build import build_head, build_ratio, count_features
+from ..training.build import build_head, build_ratio
 from ..training.checkpoint import (
     CHANNELS,
     MODEL,
@@ -53,12 +52,12 @@ from ..training.checkpoint import (
     input_shape,
     read_checkpoint,
     restore,
+    write_checkpoint,
 )
 from ..training.distributed import find_device
 from ..training.surroundings import own_surroundings, same_random_numbers
 
-# What pickles of weights raise if they are damaged, or hold more than tensors.
-DAMAGE = (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError, SafetensorError)
+CALIBRATION = "calibration"
 
 
 class TrainedModel(NamedTuple):
@@ -86,12 +85,14 @@ class Scorer:
         preprocess: The preprocessing, with the statistics of the ID data.
         metadata: Configuration, classes and image statistics.
         parameters: The number of parameters of the model before it was folded.
+        conformal: The threshold and p-values, if it was calibrated.
     """
 
     ratio: RatioModel
     preprocess: Standardiser
     metadata: Mapping[str, Any]
     parameters: int
+    conformal: SplitConformal | None = None
 
     def __repr__(self) -> str:
         return f"Scorer({self.parameters} parameters, inputs of shape {self.shape})"
@@ -111,6 +112,11 @@ class Scorer:
         r"""The shape of an input before preprocessing: that of an image, or of a vector."""
         first, *sides = input_shape(self.metadata)
         return (*sides, first)
+
+    @property
+    def class_names(self) -> list[str]:
+        r"""The names of the ID classes, those of their folders or else their numbers."""
+        return self.metadata.get("class_names") or list(map(str, range(self.metadata["classes"])))
 
     def on(self, device: torch.device | str) -> "Scorer":
         r"""Returns the scorer on another device."""
@@ -169,6 +175,8 @@ def read_model(
     tensors, metadata, digest = read_checkpoint(folder, MODEL)
     source = checkpoint_path(folder, MODEL)
     own = metadata.get("backbone")
+    if backbone is None and (name := metadata.get("timm")):
+        backbone = timm_network(name, 0)
     if (own is None) != (backbone is None):
         expected = f"the {own} it was trained with, in Python: load_scorer(folder, backbone=...)"
         raise UserError(f"{source}: pass as backbone {'none' if own is None else expected}.")
@@ -197,7 +205,7 @@ def _build(
         size, dim = metadata["size"], metadata.get("dim")
         return build_ratio(config, metadata["classes"], dim, backbone, size)
     part = metadata["representation"]
-    classifier = _build_classifier(part["network"], metadata["classes"])
+    classifier = build_classifier(part["network"], metadata["classes"])
     whitening = Whitening.empty(part["features"], part["rank"])
     inner = WhitenedRatio(whitening, build_head(config.head, part["rank"], metadata["classes"]))
     return RepresentationRatio(classifier, inner, config.head.layers)
@@ -216,109 +224,56 @@ def load_scorer(
     Raises:
         UserError: If the folder holds no model, it is damaged, or there is no such device.
     """
-    return Scorer.of(read_model(local(folder), find_device(device), backbone))
+    trained = read_model(local(folder), find_device(device), backbone)
+    return replace(
+        Scorer.of(trained), conformal=read_calibration(local(folder), trained.digest)[0]
+    )
 
 
-class GivenClassifier(NamedTuple):
-    r"""A classifier that was trained elsewhere.
-
-    Attributes:
-        model: The classifier.
-        network: How to build it again: the options of a network of ours, or timm's name under
-            `timm`.
-        statistics: The means and the standard deviations of the channels that it was trained with;
-            None if they are not known.
-    """
-
-    model: Classifier
-    network: Mapping[str, Any]
-    statistics: tuple[list[float], list[float]] | None = None
-
-
-def read_classifier(source: str, config: Config, classes: int, size: int) -> GivenClassifier:
-    r"""Reads the classifier that a head is to be put on.
+def write_calibration(
+    folder: Path, digest: str, conformal: SplitConformal | None, seen: NDArray[Any] | None
+) -> None:
+    r"""Writes the calibration of a model beside it.
 
     Arguments:
-        source: A run folder, whose model has a class head; a file of weights, of OpenOOD's
-            ResNet18_32x32 or of our network as OpenOOD saves it; or `timm:NAME@FILE`.
-        config: The configuration: the network of a file of our own, and the ID data set.
-        classes: The number of ID classes.
-        size: The side of the images.
+        folder: The model's folder.
+        digest: The SHA-256 of the model's checkpoint.
+        conformal: The threshold, if there is one.
+        seen: The fingerprints of what the model was fitted to; None if they are not recorded.
+    """
+    tensors = {} if seen is None else {"seen": torch.as_tensor(seen)}
+    if conformal is not None:
+        tensors["scores"] = torch.as_tensor(conformal.scores)
+    metadata = {"model": digest, "alpha": None if conformal is None else conformal.alpha}
+    write_checkpoint(folder, CALIBRATION, tensors, metadata)
+
+
+def read_calibration(
+    folder: Path, digest: str
+) -> tuple[SplitConformal | None, NDArray[Any] | None]:
+    r"""Returns what :func:`write_calibration` wrote, twice None where there is none.
 
     Raises:
-        UserError: If there is none, it is damaged, or of other classes or images.
+        UserError: If it is damaged, or belongs to another model.
     """
-    if source.startswith("timm:"):
-        given = _from_timm(source, classes)
-    elif os.path.isdir(local(source)):
-        given = _from_run(local(source), config, size)
-    else:
-        given = _from_file(local(source), config.network, classes)
-    if (found := given.model.class_head.out_features) != classes:
-        raise UserError(f"classifier {source}: has {found} classes, expected {classes}.")
-    count_features(given.model.backbone, (CHANNELS, size, size))
-    return given._replace(model=given.model.eval())
-
-
-def _from_run(folder: Path, config: Config, size: int) -> GivenClassifier:
-    trained = read_model(folder)
-    model, metadata = trained.ratio, trained.metadata
-    if isinstance(model, SummedScore):
-        model = model.networks[0]
-    then = Config.from_mapping(metadata["config"])
-    holder: Any = getattr(model, "network", model)
-    head: Any = getattr(holder, "class_head", None)
-    found = {"id": then.id, "size": metadata["size"], "class head": isinstance(head, nn.Linear)}
-    expected = {"id": config.id, "size": size, "class head": True}
-    for name, value in expected.items():
-        if found[name] != value:
-            raise UserError(
-                f"classifier {folder}: got a model with {name} {found[name]}, expected {value}."
-            )
-    network = then.network.to_dict()
-    if isinstance(model, RepresentationRatio):
-        network = metadata["representation"]["network"]
-    mean, std = trained.preprocess.statistics
-    classifier = Classifier.of(holder.backbone, head)
-    return GivenClassifier(classifier, network, (mean.tolist(), std.tolist()))
-
-
-def _from_file(path: Path, network: NetworkConfig, classes: int) -> GivenClassifier:
-    tensors = _read_weights(path)
-    if any(key.startswith("ratio.") for key in tensors):
-        own = {k.removeprefix("ratio.").removeprefix("network."): v for k, v in tensors.items()}
-        own = {k: v for k, v in own.items() if k.startswith(("backbone.", "class_head."))}
-    elif {"conv1.weight", "layer1.0.conv1.weight", "fc.weight"} <= tensors.keys():
-        # OpenOOD's names of the parts of the ResNet-18 that our default network is.
-        network, own = NetworkConfig(), {}
-        for key, value in tensors.items():
-            name = f"backbone.net.{key.replace('shortcut', 'downsample')}"
-            own[f"class_head.{key[3:]}" if key.startswith("fc.") else name] = value
-    else:
-        raise UserError(
-            f"classifier {path}: got tensors {', '.join(sorted(tensors)[:3])}, ..., expected those "
-            "of OpenOOD's ResNet18_32x32, or of our network in OpenOOD (ratio.*)."
-        )
-    found = own["class_head.weight"].shape[0] if "class_head.weight" in own else classes
-    classifier = _build_classifier(network.to_dict(), found)
-    restore(classifier, own, path)
-    return GivenClassifier(classifier, network.to_dict())
-
-
-def _from_timm(source: str, classes: int) -> GivenClassifier:
-    name, _, file = source.removeprefix("timm:").partition("@")
-    if not name or not file:
-        raise UserError(
-            f"classifier: got {source}, expected timm:NAME@FILE, a file of its weights."
-        )
-    net = timm_network(name, classes)
-    restore(net, _read_weights(local(file)), local(file))
-    return GivenClassifier(Classifier.of_timm(net), {"timm": name})
+    if not checkpoint_path(folder, CALIBRATION).is_file():
+        return None, None
+    tensors, metadata, _ = read_checkpoint(folder, CALIBRATION)
+    problem = None if metadata.get("model") == digest else "another model's calibration"
+    conformal = None
+    try:
+        if "scores" in tensors:
+            conformal = SplitConformal(tensors["scores"].numpy(), metadata["alpha"])
+    except (KeyError, ValueError) as error:
+        problem = f"not a calibration ({error})"
+    if problem:
+        raise UserError(f"{checkpoint_path(folder, CALIBRATION)}: {problem}; save it again.")
+    return conformal, tensors["seen"].numpy() if "seen" in tensors else None
 
 
 @own_surroundings()
-def _build_classifier(network: Mapping[str, Any], classes: int) -> Classifier:
-    r"""Builds an untrained classifier of the network that :class:`GivenClassifier` describes."""
+def build_classifier(network: Mapping[str, Any], classes: int) -> Classifier:
+    r"""Builds an untrained classifier of the network that stored metadata describe."""
     if "timm" in network:
         return Classifier.of_timm(timm_network(network["timm"], classes))
     objective = {"endpoint": 0.0, "class_weight": 1.0}
@@ -326,23 +281,3 @@ def _build_classifier(network: Mapping[str, Any], classes: int) -> Classifier:
     model = build_ratio(Config.from_mapping(config), classes)
     assert isinstance(model, Classifier)
     return model
-
-
-def _read_weights(path: Path) -> dict[str, Tensor]:
-    r"""Returns the tensors of a file of weights; nothing in it is executed."""
-    content: Any
-    try:
-        if path.suffix == ".safetensors":
-            content = load_file(path)
-        else:
-            content = torch.load(path, map_location="cpu", weights_only=True)
-    except DAMAGE as error:
-        raise UserError(f"classifier {path}: no weights ({one_line(error, 80)}).") from None
-    if isinstance(content, dict) and isinstance(content.get("state_dict"), dict):
-        content = content["state_dict"]
-    if not isinstance(content, dict) or not all(isinstance(v, Tensor) for v in content.values()):
-        raise UserError(
-            f"classifier {path}: got {type(content).__name__}, expected tensors by name."
-        )
-    # As DataParallel names them.
-    return {str(key).removeprefix("module."): value for key, value in content.items()}

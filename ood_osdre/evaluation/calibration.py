@@ -35,7 +35,7 @@ References:
     | https://arxiv.org/abs/2104.08279
 """
 
-__all__ = ["Calibration", "SplitConformal", "ratio_calibration"]
+__all__ = ["Calibration", "SplitConformal", "check_alpha", "ratio_calibration"]
 
 import logging
 import math
@@ -126,9 +126,7 @@ class SplitConformal:
     def __init__(
         self, scores: ArrayLike, alpha: float, marks: NDArray[np.int64] | None = None
     ) -> None:
-        is_number = isinstance(alpha, float | int | np.floating)
-        if not is_number or not 0 < alpha < 1:
-            raise UserError(f"alpha: got {shown(alpha)}, expected a rate between 0 and 1.")
+        check_alpha(alpha)
         scores = check_scores("calibration", scores)
         if marks is not None:
             kept = np.unique(marks, return_index=True)[1]
@@ -189,6 +187,12 @@ class SplitConformal:
         Arguments, shapes and errors are those of :meth:`pvalue`.
         """
         return check_scores("input", scores) < self.threshold
+
+
+def check_alpha(alpha: object) -> None:
+    r"""Raises a :class:`UserError` for what is no rate at which ID inputs may be flagged."""
+    if not isinstance(alpha, float | int | np.floating) or not 0 < alpha < 1:
+        raise UserError(f"alpha: got {shown(alpha)}, expected a rate between 0 and 1.")
 
 
 def _rank(size: int, alpha: float) -> int:

@@ -302,7 +302,7 @@ def timm_network(name: str, classes: int) -> nn.Module:
     """
     if not timm.is_model(name):
         near = did_you_mean(name, timm.list_models())
-        raise UserError(f"classifier: timm has no model {name!r}{near}.")
+        raise UserError(f"timm has no model {name!r}{near}.")
     with torch.random.fork_rng(devices=[]):
         return timm.create_model(name, num_classes=classes).float()
 
