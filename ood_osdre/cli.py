@@ -49,10 +49,10 @@ READERS = {
 }
 
 
-def parser() -> argparse.ArgumentParser:
+def parser(prog: str | None = None) -> argparse.ArgumentParser:
     r"""Builds the parser of the command line."""
     p = argparse.ArgumentParser(
-        prog=COMMAND if Path(sys.argv[0]).name == COMMAND else "eval_ood.py",
+        prog=prog or (COMMAND if Path(sys.argv[0]).name == COMMAND else "eval_ood.py"),
         description=__doc__,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -83,9 +83,9 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
     r"""Runs the command and returns its exit status."""
-    args = parser().parse_intermixed_args(argv)
+    args = parser(prog).parse_intermixed_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without ± gets a ?

@@ -266,10 +266,10 @@ def _batch() -> torch.export.Dim:
     return torch.export.Dim("batch", min=1, max=65_536)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, prog: str = "python -m ood_osdre.export") -> int:
     r"""Runs the command and returns its exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m ood_osdre.export",
+        prog=prog,
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

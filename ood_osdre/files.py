@@ -7,12 +7,15 @@ mapped from regular files alone: opening a FIFO waits for its writer, and a devi
 """
 
 __all__ = [
+    "ARRAYS",
     "as_json",
     "atomic_path",
     "is_folder",
     "is_regular",
     "local",
     "map_array",
+    "parse_rows",
+    "read_array",
     "stat",
     "sweep",
     "write_json_atomic",
@@ -26,14 +29,16 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from stat import S_ISREG
 from tokenize import TokenError
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .errors import UserError, one_line
 
@@ -42,7 +47,11 @@ is_regular, is_folder = os.path.isfile, os.path.isdir
 
 # What numpy raises for a damaged array, whose header is a Python literal.
 DAMAGE: tuple[type[Exception], ...] = (OSError, ValueError, EOFError, SyntaxError, TokenError)
-DAMAGE += (TypeError, OverflowError, MemoryError, RecursionError)
+DAMAGE += (TypeError, OverflowError, MemoryError, RecursionError, BadZipFile)
+#: The suffixes of files of numbers that :func:`read_array` reads.
+ARRAYS = (".npy", ".npz", ".csv")
+#: What the array of classes is called in an archive.
+LABELS = ("labels", "label", "y")
 
 
 def local(path: str | os.PathLike[str]) -> Path:
@@ -203,3 +212,74 @@ def map_array(path: Path) -> np.memmap[Any, Any]:
     except DAMAGE as error:
         reason = f"not a whole .npy array ({one_line(error, 80)})"
     raise UserError(f"{path}: {reason}")
+
+
+def read_array(path: Path) -> tuple[NDArray[Any], NDArray[Any] | None]:
+    r"""Returns the array of a `.npy`, `.npz` or `.csv` file, and the labels beside it if there are any.
+
+    An archive holds one array, or one beside `labels`. A `.csv` file holds rows of numbers, with or
+    without a line of names above them.
+
+    Arguments:
+        path: The file; a `.npy` file is mapped (:func:`map_array`).
+
+    Raises:
+        UserError: If it cannot be read, or holds something else.
+    """
+    suffix = path.suffix.lower()
+    if suffix == ".npy":
+        return map_array(path), None
+    try:
+        if not os.path.isfile(path):
+            raise OSError("no such file")
+        if suffix == ".csv":
+            with path.open(encoding="utf-8-sig") as lines:
+                return _joined(parse_rows(lines)), None
+        with np.load(path, allow_pickle=False) as archive:
+            found = {name: archive[name] for name in archive.files}
+    except DAMAGE as error:
+        raise UserError(f"{path}: cannot be read ({one_line(error, 100)})") from None
+    labels = next((found.pop(name) for name in LABELS if name in found), None)
+    if len(found) != 1:
+        names = ", ".join(found) or "none"
+        raise UserError(f"{path}: got the arrays {names}, expected one, or one beside labels.")
+    return next(iter(found.values())), labels
+
+
+def _joined(rows: Iterable[tuple[int, NDArray[np.float64] | str]]) -> NDArray[np.float64]:
+    r"""Returns rows as one array, with shape :math:`(N, d)`."""
+    array: list[NDArray[np.float64]] = []
+    for number, row in rows:
+        if isinstance(row, str) or (array and len(row) != len(array[0])):
+            problem = row if isinstance(row, str) else f"{len(row)} numbers, not {len(array[0])}"
+            raise ValueError(f"line {number}: {problem}")
+        array.append(row)
+    if not array:
+        raise ValueError("no rows of numbers")
+    return np.stack(array)
+
+
+def parse_rows(lines: Iterable[str]) -> Iterator[tuple[int, NDArray[np.float64] | str]]:
+    r"""Yields the number of each line of a table, from 1, and its numbers or what is wrong with it.
+
+    Empty lines are left out, and so is a first line without any number: it has names. Numbers are
+    parted by commas, else semicolons, else white space.
+    """
+    first = True
+    for count, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        fields = line.strip().split(next((mark for mark in ",;" if mark in line), None))
+        try:
+            yield count, np.array([float(field.strip(' "')) for field in fields])
+        except ValueError as error:
+            if not first or any(map(_is_number, fields)):
+                yield count, one_line(error, 60)
+        first = False
+
+
+def _is_number(field: str) -> bool:
+    try:
+        return math.isfinite(float(field.strip(' "')))
+    except ValueError:
+        return False

@@ -27,10 +27,12 @@ from .images import cache_folders, check_cache, decode_all
 from .manifests import BENCHMARKS, Manifest, benchmark_names, load_manifest
 from .status import SetStatus, can_run, find_reference, inspect, lacking, runnable
 
+PROG = "python -m ood_osdre.data"
 
-def main(arguments: Sequence[str] | None = None) -> int:
+
+def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
     r"""Runs the command line and returns its exit status."""
-    args = _parser().parse_args(arguments)
+    args = _parser(prog).parse_args(arguments)
     return exit_status(lambda: _run(args))
 
 
@@ -63,8 +65,8 @@ def _run(args: argparse.Namespace) -> int:
     return 1
 
 
-def _parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(prog="python -m ood_osdre.data", description="Benchmark data.")
+def _parser(prog: str) -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(prog=prog, description="Benchmark data.")
     commands = top.add_subparsers(dest="command", required=True)
 
     p = commands.add_parser("check", help="list the sets of a benchmark and what is on disk")
@@ -109,7 +111,8 @@ def _decoded(status: SetStatus, size: int) -> SetStatus:
     if not status.present or status.list is None:
         return status
     try:
-        decode_all([status.images / n for n in status.list.names], size, str(status.spec))
+        paths = [status.images / n for n in status.list.names]
+        decode_all(paths, size, str(status.spec), progress=sys.stderr.isatty())
     except UserError as error:
         return replace(status, state="corrupt", detail=str(error))
     return status

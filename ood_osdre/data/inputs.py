@@ -11,7 +11,7 @@ Data set                anything with `len` and items, torchvision's for instanc
                         Pillow, arrays, tensors or paths of images, alone or as
                         `(image, label, ...)` or mappings; a list of them is one, too
 Path                    a folder of images, a list file (`relative/path.png LABEL` a line), a
-                        `.npy` array, or one image
+                        `.npy`, `.npz` or `.csv` array, or one image
 One image               of Pillow, an array :math:`(H, W, 3)` or a tensor :math:`(3, H, W)`
 Image set               :class:`~ood_osdre.data.ImageSet`
 ======================  =====================================================================
@@ -38,7 +38,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from ..errors import UserError, one_line
-from ..files import is_folder, is_regular, local, map_array
+from ..files import ARRAYS, is_folder, is_regular, local, read_array
 from . import image_files as lazy
 from .image_files import ImageFiles, LazyImages, in_batches
 from .images import DAMAGE, as_uint8, decode_all, image_files, is_image, square
@@ -217,8 +217,8 @@ def _item(value: object, size: int, what: str) -> NDArray[Any]:
 
 
 def _files(path: Path, size: int, what: str) -> Iterator[_Piece]:
-    if path.suffix == ".npy" and not is_folder(path):
-        yield _values(map_array(path), size, f"{what} {path}"), None, None
+    if path.suffix.lower() in ARRAYS and not is_folder(path):
+        yield _values((found := read_array(path))[0], size, f"{what} {path}"), found[1], None
         return
     if is_image(path):
         yield image_files(Path(), [str(path)], size, what), None, [str(path)]

@@ -5,7 +5,15 @@ space, so paths may contain spaces; blank lines are skipped. Labels are integers
 that belongs to no ID class.
 """
 
-__all__ = ["ImageList", "image_suffixes", "list_folder", "parse_list", "read_list", "write_list"]
+__all__ = [
+    "ImageList",
+    "image_suffixes",
+    "list_folder",
+    "parse_list",
+    "read_list",
+    "stream_folder",
+    "write_list",
+]
 
 import hashlib
 import logging
@@ -110,17 +118,7 @@ def list_folder(folder: Path) -> ImageList:
         UserError: If there is none, a folder cannot be read, or the name of an image leads to no
             regular file or is not UTF-8, as list files are.
     """
-    suffixes, left_out = image_suffixes(), Counter[str]()
-    names = []
-    for name in _walk(folder):
-        suffix = os.path.splitext(name)[1].lower()
-        if os.path.basename(name.rstrip("/")).startswith("."):
-            # Of hidden files nobody misses those that are no images.
-            left_out["hidden"] += name.endswith("/") or suffix in suffixes
-        elif suffix in suffixes:
-            names.append(name)
-        else:
-            left_out[suffix or "without suffix"] += 1
+    names = list(stream_folder(folder))
     # As `sorted(folder.rglob("*"))` has them: folder by folder.
     names.sort(key=lambda name: name.split("/"))
     bad = [
@@ -131,12 +129,36 @@ def list_folder(folder: Path) -> ImageList:
     ]
     if bad or not names:
         found = first(bad, "other file") if bad else "none"
-        kinds = " ".join(sorted(suffixes))
+        kinds = " ".join(sorted(image_suffixes()))
         raise UserError(f"{folder}: got {found}, expected images ({kinds}) with names in UTF-8")
+    return image_list(names, [-1] * len(names))
+
+
+def stream_folder(folder: Path) -> Iterator[str]:
+    r"""Yields the relative paths of the images below a folder as they are found.
+
+    It has those of :func:`list_folder` in another order, each folder's files before its folders, and
+    holds the names of one folder at a time.
+
+    Arguments:
+        folder: The folder.
+
+    Raises:
+        UserError: If a folder cannot be read.
+    """
+    suffixes, left_out = image_suffixes(), Counter[str]()
+    for name in _walk(folder):
+        suffix = os.path.splitext(name)[1].lower()
+        if os.path.basename(name.rstrip("/")).startswith("."):
+            # Of hidden files nobody misses those that are no images.
+            left_out["hidden"] += name.endswith("/") or suffix in suffixes
+        elif suffix in suffixes:
+            yield name
+        else:
+            left_out[suffix or "without suffix"] += 1
     if count := left_out.total():
         kinds = ", ".join(f"{n} {kind}" for kind, n in sorted(left_out.items()) if n)
         log.warning("%s: %d files are no images and left out (%s)", folder, count, kinds)
-    return image_list(names, [-1] * len(names))
 
 
 def _walk(folder: Path) -> Iterator[str]:
@@ -151,9 +173,10 @@ def _walk(folder: Path) -> Iterator[str]:
         below = here.removeprefix(os.fspath(folder)).lstrip("/")
         yield from (os.path.join(below, name, "") for name in folders if name.startswith("."))
         paths = {n: os.path.join(here, n) for n in folders if not n.startswith(".")}
-        folders[:] = [name for name, path in paths.items() if os.path.realpath(path) not in known]
+        # In order, as the system's own may be another tomorrow.
+        folders[:] = sorted(n for n, path in paths.items() if os.path.realpath(path) not in known)
         above |= {paths[name]: known for name in folders}
-        yield from (os.path.join(below, name) for name in files)
+        yield from (os.path.join(below, name) for name in sorted(files))
 
 
 def write_list(path: Path, names: Iterable[str], labels: Iterable[int]) -> None:

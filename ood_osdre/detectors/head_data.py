@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from tqdm import tqdm
 
 from ..config import Config, HeadConfig
 from ..data import BenchmarkData, ImageSet, image_files
@@ -27,6 +26,7 @@ from ..models import (
     explained,
     named_layers,
 )
+from ..progress import Bar
 from ..training import distributed
 from ..training.batches import Stream, broadened, limited, step_generator
 from ..training.run import caught_signals
@@ -104,7 +104,7 @@ class HeadData:
         """
         sides, used = list[Stored](), list[FeatureFolder]()
         total = len(self.id_images) + len(self.reference) - self.mixed
-        bar = tqdm(total=total, desc="features", unit="img", disable=not progress)
+        bar = Bar(total=total, desc="features", unit="img", disable=not progress)
         with caught_signals() as received, bar, evaluating(classifier):
             for images, order, share in self._inputs():
                 homes = cache_folders(self.cache) if self.cache and images.key else []

@@ -6,7 +6,7 @@ __all__ = [
     "class_names",
     "count_classes",
     "fingerprints_of",
-    "held_out",
+    "for_calibration",
 ]
 
 from typing import Any
@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from ..data import ImageSet
+from ..data.inputs import read
 from ..data.sets import Samples, cut_apart, fingerprints, group_of
 from ..errors import UserError
 from ..evaluation.calibration import check_alpha
@@ -97,19 +98,27 @@ def fingerprints_of(values: Any) -> NDArray[np.int64]:  # noqa: ANN401
     return np.concatenate(parts)
 
 
-def held_out(given: Samples, alpha: float, share: float, seed: int) -> tuple[Samples, Samples]:
-    r"""Returns the items without a part, drawn at random, and that part; copies stay together.
+def for_calibration(
+    given: Samples, own: object, alpha: float | None, size: int, share: float, seed: int
+) -> tuple[Samples, Samples | None]:
+    r"""Returns the ID items that train, and those that calibrate, of which copies are on one side.
 
     Arguments:
-        given: The items.
-        alpha: The rate at which the part will calibrate.
-        share: The share of them that is held out, of one item at least.
+        given: The ID items.
+        own: Other data that calibrate; None for a part of the items, drawn at random.
+        alpha: The rate of the calibration; None for none, so that all items train.
+        size: The side of images.
+        share: The share of the items that calibrates, of one item at least.
         seed: The seed of the draw.
 
     Raises:
-        UserError: If nothing would be left, or `alpha` is no rate.
+        UserError: If nothing would be left to train on, data cannot be read, or `alpha` is no rate.
     """
+    if alpha is None:
+        return given, None
     check_alpha(alpha)
+    if own is not None:
+        return given, read(own, size, "calibration data", labelled=False)
     count = len(given.values)
     order = np.random.default_rng((seed, CALIBRATION)).permutation(count)
     held, rest = cut_apart(order, fingerprints_of(given.values), [max(1, round(share * count))])

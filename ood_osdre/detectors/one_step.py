@@ -6,9 +6,7 @@ benchmark. It takes ID data and a reference in whatever form they come
 one training loop. Nothing it reads in :meth:`~OneStepDetector.fit` is test data; calibration
 refuses inputs that it has read there.
 
-A detector's folder holds its model as a run's folder does, so that :func:`ood_osdre.load_scorer`
-reads it, too. Beside it lies a checkpoint `calibration` with the calibration scores, the rate, and
-the fingerprints of what fit has read.
+A detector's folder holds its model and its calibration as :func:`ood_osdre.load_scorer` reads them.
 """
 
 __all__ = ["OneStepDetector"]
@@ -47,7 +45,7 @@ from .fitting import (
     train,
     warn_of_shuffling,
 )
-from .labels import as_input, class_labels, class_names, held_out
+from .labels import as_input, class_labels, class_names, fingerprints_of, for_calibration
 from .scorer import Scorer, TrainedModel, read_calibration, read_model, write_calibration
 
 NOT_FITTED = "is not fitted; call fit first"
@@ -143,6 +141,7 @@ class OneStepDetector:
         folder: str | os.PathLike[str] | None = None,
         resume: bool = False,
         alpha: float | None = None,
+        calibration: object = None,
     ) -> "OneStepDetector":
         r"""Trains on ID data against a reference.
 
@@ -158,7 +157,8 @@ class OneStepDetector:
                 `id_data`.
             folder: A folder for checkpoints and the log; None writes nothing.
             resume: Whether to go on from the folder's checkpoint, if there is one.
-            alpha: If given, a tenth of the ID data is held out first, for :meth:`calibrate`.
+            alpha: If given, the rate of a :meth:`calibrate` that follows.
+            calibration: The ID data for it; None for a tenth of `id_data`, held out first.
 
         Returns:
             The detector itself.
@@ -170,9 +170,8 @@ class OneStepDetector:
         given = read(id_data, self.size, "ID data", labelled=labels is None)
         if labels is not None:
             given = given._replace(labels=class_labels(labels), unlabelled="")
-        held = None
-        if alpha is not None:
-            given, held = held_out(given, alpha, HELD_OUT, self.config.training.seed)
+        seed = self.config.training.seed
+        given, held = for_calibration(given, calibration, alpha, self.size, HELD_OUT, seed)
         against = read(reference, self.size, "reference", labelled=False)
         target = None if folder is None else local(folder)
         if self.config.head is not None:
@@ -181,6 +180,8 @@ class OneStepDetector:
         else:
             shape = self.device, self.size, self.backbone, self.progress
             data = prepare(self.config, given, against, *shape)
+            if held is not None:
+                check_unseen(fingerprints_of(held.values), data.seen, "refuse")
             data.metadata.update(self.timm, **class_names(given, data.metadata["classes"]))
             fitted = train(data, self.backbone, self.device, target, resume, self.progress)
             trained = TrainedModel(fitted.model, data.preprocess, data.metadata)

@@ -27,7 +27,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from ..config import Config
 from ..data import BenchmarkData, ImageSet
@@ -43,6 +42,7 @@ from ..models import (
     SummedScore,
     TimeConditionedRatio,
 )
+from ..progress import Bar
 from ..sections import FITTED, EvaluationConfig
 from ..training import distributed
 from .calibration import ratio_calibration
@@ -83,7 +83,7 @@ def score_parts(
     images: Pixels,
     preprocess: Standardiser,
     batch_size: int = 512,
-    bar: tqdm | None = None,
+    bar: Bar | None = None,
 ) -> Scored:
     r"""Scores images or vectors, one forward pass each, in evaluation mode.
 
@@ -279,7 +279,7 @@ def evaluate_benchmark(
     scores, accuracy = Scores(model.parts if isinstance(model, SummedScore) else ()), None
     started = time.perf_counter()
     total = sum(len(images) for _, _, images in sets)
-    with tqdm(total=total, desc="scoring", unit="img", disable=not progress) as bar:
+    with Bar(total=total, desc="scoring", unit="img", disable=not progress) as bar:
         for role, name, images in sets:
             found = score_parts(model, images.images, preprocess, batch_size, bar)
             if role == "id" and found.classes is not None:

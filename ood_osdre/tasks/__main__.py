@@ -14,27 +14,30 @@ TASKS = {
 }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+PROG = "python -m ood_osdre.tasks"
+
+
+def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
     r"""Runs the command and returns its exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     # The tasks import torch, which takes seconds that neither help nor a slip should wait for.
     listing = "\n".join(f"  {name:8} {text}" for name, (_, text) in TASKS.items())
     outer = argparse.ArgumentParser(
-        prog="python -m ood_osdre.tasks",
+        prog=prog,
         description="Density-ratio tasks with their truth beside every estimate, in nats.",
-        epilog=f"tasks:\n{listing}\n\noptions of a task: python -m ood_osdre.tasks TASK --help",
+        epilog=f"tasks:\n{listing}\n\noptions of a task: {prog} TASK --help",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     outer.add_argument("task", choices=tuple(TASKS), metavar="TASK")
     task = outer.parse_args(arguments[:1]).task
 
-    return exit_status(lambda: _run(task, arguments[1:]))
+    return exit_status(lambda: _run(task, arguments[1:], prog))
 
 
-def _run(task: str, arguments: Sequence[str]) -> int:
+def _run(task: str, arguments: Sequence[str], prog: str) -> int:
     module = importlib.import_module(f".suites.{TASKS[task][0]}", __package__)
     inner = argparse.ArgumentParser(
-        prog=f"python -m ood_osdre.tasks {task}",
+        prog=f"{prog} {task}",
         description=module.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -24,11 +24,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from ..errors import UserError
 from ..models import RatioModel, copied
 from ..objectives import Batch, Objective
+from ..progress import Bar
 from ..sections import TrainingConfig
 from . import checkpoint, distributed
 from .optimisation import (
@@ -188,7 +188,7 @@ class Trainer:
         self._began = self.outcome.step, started
         options, out, look = self.options, self.outcome, 0
         out.steps = options.steps
-        bar = tqdm(total=options.steps, initial=out.step, disable=not progress, unit="step")
+        bar = Bar(total=options.steps, initial=out.step, disable=not progress, unit="step")
         with caught_signals() as received, bar:
             while out.step < options.steps:
                 losses = self.step(self.batches(out.step))
@@ -226,7 +226,7 @@ class Trainer:
     def _due(self, every: int) -> bool:
         return self.outcome.step % every == 0 or self.outcome.step == self.options.steps
 
-    def _report(self, bar: tqdm, losses: Mapping[str, Tensor], validate: bool) -> None:
+    def _report(self, bar: Bar, losses: Mapping[str, Tensor], validate: bool) -> None:
         out = self.outcome
         losses = self._check_finite(losses)
         first, started = self._began

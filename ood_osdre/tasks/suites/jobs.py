@@ -11,9 +11,9 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeAlias
 
 from joblib import Parallel, delayed, parallel_config
-from tqdm import tqdm
 
 from ...errors import UserError
+from ...progress import Bar
 
 Row: TypeAlias = dict[str, Any]
 
@@ -51,7 +51,7 @@ def run_jobs(
             finally:
                 signal.signal(signal.SIGINT, interrupt)
             try:
-                bar = tqdm(results, total=len(jobs), disable=not progress, unit="fit")
+                bar = Bar(results, total=len(jobs), disable=not progress, unit="fit")
                 return [row for rows in bar for row in rows]
             finally:
                 results.close()

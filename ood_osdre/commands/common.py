@@ -1,0 +1,73 @@
+r"""What the verbs share: how they end, where they find a detector, and what comes on standard input."""
+
+__all__ = ["STDIN", "add_scoring", "find_scorer", "finish", "input_lines", "rate"]
+
+import argparse
+import io
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import FAILED, UserError, exit_status
+
+if TYPE_CHECKING:
+    from ..detectors import Scorer
+
+#: What stands for standard input.
+STDIN = "-"
+
+
+def rate(text: str) -> float:
+    r"""Returns the rate between 0 and 1 that an option gives."""
+    try:
+        if 0 < (value := float(text)) < 1:
+            return value
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"got {text}, expected a rate between 0 and 1")
+
+
+def add_scoring(parser: argparse.ArgumentParser) -> None:
+    r"""Adds what every verb takes that scores with a run: the run, a device and `--quiet`."""
+    parser.add_argument("run", type=Path, metavar="RUN", help="the folder of ood-osdre fit")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, ...")
+    parser.add_argument("--quiet", action="store_true", help="no progress, no summary")
+
+
+def finish(command: Callable[[], int]) -> int:
+    r"""Runs a verb and returns its exit status; whoever read its output may have gone."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    # Names of files are bytes, and a terminal may lack a character.
+    for stream, errors in ((sys.stdout, "surrogateescape"), (sys.stderr, "backslashreplace")):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=errors)
+    try:
+        status = exit_status(command)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        return FAILED
+    return status
+
+
+def find_scorer(args: argparse.Namespace) -> "Scorer":
+    r"""Returns the scorer of a run."""
+    from ..detectors import load_scorer
+    from ..training.distributed import find_device
+
+    device = find_device(None if args.device == "auto" else args.device, "--device")
+    return load_scorer(args.run, device)
+
+
+def input_lines() -> Iterator[str]:
+    r"""Yields the lines of standard input as they come, empty ones left out, as bytes have them."""
+    if sys.stdin is None or sys.stdin.isatty():
+        raise UserError("standard input: is a terminal, expected paths or rows, one a line.")
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")
+    for line in sys.stdin:
+        if line.strip():
+            yield line.rstrip("\r\n")
