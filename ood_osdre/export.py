@@ -6,7 +6,9 @@ r"""Exports the folded scorer, preprocessing inside, to a file that needs none o
 The file maps uint8 images `images`, with shape (B, H, W, 3) and any B, to `log_ratio`, with shape
 (B), in nats (larger = more ID), and, if the network has a class head, to `logits`. Of a detector of
 vectors the inputs are `vectors`, float64 with shape (B, d), so that coordinates such as times keep
-their digits. Of a run that sums parts the output is `score`, without a unit.
+their digits. Of a run that sums parts the output is `score`, without a unit. Of a detector that is
+calibrated, `--p-value` adds an output `p_value`, and `--threshold` an output `decision`, +1 for ID and
+-1 for OOD, each with shape (B): those of the detector at this log-ratio.
 
 Before the file is written, each output is compared with the original, on inputs of yours (a folder
 of images, a list file or a .npy array) or on synthetic ones with the means and deviations of the ID
@@ -28,6 +30,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -58,10 +61,18 @@ class DeployedScorer(nn.Module):
 
     Arguments:
         scorer: The trained scorer.
+        extras: What else of a calibrated scorer is put out: `p_value`, `decision`.
     """
 
-    def __init__(self, scorer: Scorer) -> None:
+    calibration: Tensor
+
+    def __init__(self, scorer: Scorer, extras: Sequence[str] = ()) -> None:
         super().__init__()
+        self.extras = extras
+        if extras:
+            assert scorer.conformal is not None
+            self.threshold = scorer.conformal.threshold
+            self.register_buffer("calibration", torch.as_tensor(scorer.conformal.scores))
         self.model = copied(scorer.ratio).cpu().eval()
         self.mean: Tensor
         self.std: Tensor
@@ -71,7 +82,7 @@ class DeployedScorer(nn.Module):
             self.register_buffer(name, own)
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, ...]:
-        r"""Returns the log-ratios, with shape :math:`(B)`, and the class logits if there are any.
+        r"""Returns the log-ratios, :math:`(B)`, the class logits if there are any, and the extras.
 
         Arguments:
             inputs: The uint8 images, with shape :math:`(B, H, W, 3)`, or vectors in double
@@ -79,12 +90,23 @@ class DeployedScorer(nn.Module):
         """
         if self.takes_images:
             inputs = inputs.permute(0, 3, 1, 2).to(self.mean.dtype) / 255
-        return _as_tuple(self.model.predict(((inputs - self.mean) / self.std).float()))
+        outputs = _as_tuple(self.model.predict(((inputs - self.mean) / self.std).float()))
+        score, more = outputs[0].double(), []
+        if "p_value" in self.extras:
+            below = (self.calibration <= score[:, None]).sum(dim=1)
+            more.append((1 + below).double() / (1 + len(self.calibration)))
+        if "decision" in self.extras:
+            more.append(1 - 2 * (score < self.threshold).long())
+        return (*outputs, *more)
 
 
 @own_surroundings()
 def export_scorer(
-    scorer: Scorer, path: Path, inputs: object = None, tolerance: float = TOLERANCE
+    scorer: Scorer,
+    path: Path,
+    inputs: object = None,
+    tolerance: float = TOLERANCE,
+    extras: Sequence[Literal["p_value", "decision"]] = (),
 ) -> float:
     r"""Writes a scorer as a `.pt2` or an `.onnx` file.
 
@@ -95,6 +117,7 @@ def export_scorer(
             :mod:`ood_osdre.data.inputs`; None for synthetic ones.
         tolerance: The largest difference, as a share of an output's spread; a network that rounds
             more itself may have up to a thousand times as much.
+        extras: What else of a calibrated scorer to put into the file.
 
     Returns:
         The largest difference of a log-ratio or logit from the original's, as a share of their
@@ -103,7 +126,7 @@ def export_scorer(
 
     Raises:
         UserError: If the suffix is another one, a package is missing, the scorer is no ratio or
-            integrates over time, the network cannot be exported, the inputs are not like those of
+            integrates over time, is not calibrated where that is needed, the network cannot be exported, the inputs are not like those of
             training, or the file disagrees with the original.
     """
     writers = {".pt2": _write_program, ".onnx": _write_onnx}
@@ -121,9 +144,11 @@ def export_scorer(
                 "exported."
             )
     x = _synthetic(scorer) if inputs is None else _given(scorer, inputs)
+    if extras and scorer.conformal is None:
+        raise UserError(f"{path}: the scorer is not calibrated, so it has no {extras[0]}.")
     # Of the scorer, not of the module: its preprocessing is to be right, too.
     expected = _outputs(scorer, x)
-    module = DeployedScorer(scorer).eval()
+    module = DeployedScorer(scorer, extras).eval()
     with atomic_path(path) as temporary:
         try:
             run = writers[path.suffix](module, x, temporary)
@@ -136,7 +161,7 @@ def export_scorer(
             ) from error
         # One at a time as well as together: the batch is free.
         found = [torch.cat(parts) for parts in zip(run(x[:1]), run(x[1:]), strict=True)]
-        differences = [_difference(a, b) for a, b in zip(found, expected, strict=True)]
+        differences = [_difference(a, b) for a, b in zip(found, expected, strict=False)]
         rounding = _rounding(scorer, x, expected)
         compared = zip(_names(scorer.ratio), differences, rounding, strict=False)
         for name, difference, own in compared:
@@ -146,7 +171,24 @@ def export_scorer(
                     f"spread over {len(x)} {'synthetic' if inputs is None else 'given'} inputs, "
                     f"expected at most {tolerance:g}; nothing was written."
                 )
+        _check_extras(scorer, path, found, extras)
     return max(differences)
+
+
+def _check_extras(
+    scorer: Scorer, path: Path, found: Sequence[Tensor], extras: Sequence[str]
+) -> None:
+    r"""Refuses a file whose p-values or decisions are not the scorer's at its own log-ratios."""
+    if (conformal := scorer.conformal) is None:
+        return
+    scores = found[0].numpy()
+    known = {
+        "p_value": conformal.pvalue(scores),
+        "decision": np.where(conformal.flagged(scores), -1, 1),
+    }
+    for name, values in zip(extras, found[len(found) - len(extras) :], strict=True):
+        if not np.array_equal(values.numpy(), known[name]):
+            raise UserError(f"{path}: exported and original {name} differ; nothing was written.")
 
 
 def _difference(found: Tensor, expected: Tensor) -> float:
@@ -240,12 +282,13 @@ def _write_program(module: DeployedScorer, images: Tensor, path: Path) -> Run:
 def _write_onnx(module: DeployedScorer, images: Tensor, path: Path) -> Run:
     import onnxruntime
 
-    outputs = _names(module.model)[: len(module(images[:2]))]
+    count = len(module(images[:2])) - len(module.extras)
+    outputs = [*_names(module.model)[:count], *module.extras]
     program = torch.onnx.export(
         module,
         (images,),
         input_names=[given := "images" if module.takes_images else "vectors"],
-        output_names=list(outputs),
+        output_names=outputs,
         dynamic_shapes=({0: _batch()},),
         dynamo=True,
         verbose=False,
@@ -256,7 +299,7 @@ def _write_onnx(module: DeployedScorer, images: Tensor, path: Path) -> Run:
     session = onnxruntime.InferenceSession(path.read_bytes())
 
     def run(images: Tensor) -> Sequence[Tensor]:
-        found = session.run(list(outputs), {given: images.numpy()})
+        found = session.run(outputs, {given: images.numpy()})
         return [torch.as_tensor(output) for output in found]
 
     return run
@@ -282,6 +325,11 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m ood_osdre.exp
         default=TOLERANCE,
         help="the largest difference, as a share of the spread (default: %(default)s)",
     )
+    known = "add the output %s of a calibrated detector"
+    for name, option in (("p_value", "--p-value"), ("decision", "--threshold")):
+        parser.add_argument(
+            option, dest="extras", action="append_const", const=name, help=known % name
+        )
     args = parser.parse_args(argv)
     return exit_status(lambda: run(args))
 
@@ -289,7 +337,9 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m ood_osdre.exp
 def run(args: argparse.Namespace) -> int:
     r"""Exports the scorer of a run folder."""
     scorer = load_scorer(args.checkpoint)
-    difference = export_scorer(scorer, args.file, args.inputs, args.tolerance)
+    chosen: tuple[Literal["p_value", "decision"], ...] = ("p_value", "decision")
+    extras = [name for name in chosen if name in (args.extras or ())]
+    difference = export_scorer(scorer, args.file, args.inputs, args.tolerance, extras)
     print(f"{args.file}: agrees with {args.checkpoint} to {difference:.1e} of the outputs' spread")
     return 0
 

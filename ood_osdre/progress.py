@@ -3,6 +3,7 @@ r"""Progress: a bar on a terminal, a line every ten seconds in a log file or a p
 __all__ = ["Bar"]
 
 import sys
+import time
 from typing import Any
 
 from tqdm import tqdm
@@ -16,6 +17,7 @@ class Bar(tqdm):
     def __init__(self, *args: Any, **options: Any) -> None:  # noqa: ANN401
         file = options.get("file") or sys.stderr
         self.is_live = bool(getattr(file, "isatty", lambda: False)())
+        self.written = -EVERY
         if not self.is_live:
             options |= {"mininterval": EVERY, "maxinterval": EVERY, "delay": EVERY}
         super().__init__(*args, **options)
@@ -24,6 +26,10 @@ class Bar(tqdm):
         r"""Shows how far it is."""
         if self.is_live:
             return super().display(msg, pos)
+        # tqdm's own thread, which helps slow loops, knows no interval.
+        if time.monotonic() < self.written + EVERY:
+            return False
+        self.written = time.monotonic()
         now = self.format_dict
         of = "" if self.total is None else f" of {self.total:,}"
         line = (

@@ -188,7 +188,8 @@ class Trainer:
         self._began = self.outcome.step, started
         options, out, look = self.options, self.outcome, 0
         out.steps = options.steps
-        bar = Bar(total=options.steps, initial=out.step, disable=not progress, unit="step")
+        shown = {"disable": not progress, "desc": "training", "unit": "step"}
+        bar = Bar(total=options.steps, initial=out.step, **shown)
         with caught_signals() as received, bar:
             while out.step < options.steps:
                 losses = self.step(self.batches(out.step))
