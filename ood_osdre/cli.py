@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from .config import Config, load_config, shortened, with_seed
 from .data.manifests import BENCHMARKS, benchmark_names
-from .errors import FAILED, UserError, count, exit_status, number
+from .errors import FAILED, UserError, count, did_you_mean, exit_status, number
 from .evaluation.records import read_record
 from .files import local
 from .resources import names
@@ -58,7 +58,7 @@ def parser(prog: str | None = None) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = p.add_argument
-    add("--id", choices=list(BENCHMARKS), help="in-distribution data set (default: digits)")
+    add("--id", metavar="NAME", help=f"{', '.join(BENCHMARKS)}, or one of --benchmark FILE")
     known = ", ".join(benchmark_names())
     add("--benchmark", metavar="NAME|FILE", help=f"{known} (default: what is whole)")
     known = ", ".join(names("configs"))
@@ -72,12 +72,10 @@ def parser(prog: str | None = None) -> argparse.ArgumentParser:
     add("--checkpoint", type=local, metavar="DIR", help="evaluate this run's model, no training")
     add("--seeds", type=count(1), default=1, metavar="N", help="runs with consecutive seeds")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1, ...")
-    known = "run folder (default: in ./runs, named by what is run)"
-    add("--out", type=local, metavar="DIR", help=known)
+    add("--out", type=local, metavar="DIR", help="run folder (default: in ./runs, by its name)")
     add("--max-steps", type=count(1), metavar="N", help="shorten training to N steps")
     add("--time-budget", type=number(), metavar="S", help="save and stop after S seconds")
-    known = "go on with the runs of the folder, options as before"
-    add("--resume", action="store_true", help=known)
+    add("--resume", action="store_true", help="go on with the folder's runs, options as before")
     add("--quiet", action="store_true", help="no progress bars")
     add("overrides", nargs="*", metavar="KEY=VALUE", help="any key of the configuration")
     return p
@@ -103,6 +101,9 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
 
 def run(args: argparse.Namespace) -> int:
     r"""Trains and evaluates every seed, or evaluates a checkpoint, then prints the table."""
+    if args.id not in (None, *BENCHMARKS) and not (args.benchmark or args.checkpoint):
+        expected = f"expected {', '.join(BENCHMARKS)}, or a set of your own in --benchmark FILE"
+        raise UserError(f"--id: got {args.id}{did_you_mean(args.id, BENCHMARKS)}, {expected}.")
     table = evaluate_checkpoint(args) if args.checkpoint else train_and_evaluate(args)
     if table is None:
         return UNFINISHED
@@ -141,7 +142,6 @@ def train_and_evaluate(args: argparse.Namespace) -> "MetricsTable | None":
         manifest, args.data_root, args.cache_dir, config.reference, progress=not args.quiet
     )
     announce(f"reference {data.reference_name}")
-
     with claim(args.out):
         refuse_existing(args.out, folders, args.resume)  # again, as loading may have taken a while
         tables = []

@@ -17,6 +17,7 @@ __all__ = [
     "Share",
     "Text",
     "Weight",
+    "as_keywords",
     "explain",
     "flat",
     "merged",
@@ -244,6 +245,15 @@ def shown(value: object) -> str:
     except ValueError:  # Python prints no integer of thousands of digits
         text = f"a {type(value).__name__} too long to show"
     return text if len(text) <= WIDTH else f"{text[: WIDTH - 3]}..."
+
+
+def as_keywords(error: UserError) -> UserError:
+    r"""Returns an error whose advice names a keyword, `training__steps`, not the key of a file."""
+
+    def keyword(match: re.Match[str]) -> str:
+        return match[0].replace(".", "__")
+
+    return UserError(re.sub(r"(?<=did you mean ')[\w.]+(?=')", keyword, str(error)))
 
 
 def _dotted(loc: tuple[int | str, ...]) -> str:

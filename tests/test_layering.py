@@ -21,7 +21,20 @@ OUTER = {"plugin", "tasks", "commands"}
 ORDER = "__main__ | commands | plugin tasks | cli | runs export | stages | detectors | evaluation | training | objectives | models"
 ORDER += " | paths data | config | sections | resources | options files | errors progress"
 # What commands need before they know what to do.
-TORCH_FREE = ["", "__main__", "commands.fit", "commands.score", "commands.monitor", "cli", "config", "errors", "files", "options", "resources", "sections"]
+TORCH_FREE = [
+    "",
+    "__main__",
+    "commands.fit",
+    "commands.score",
+    "commands.monitor",
+    "cli",
+    "config",
+    "errors",
+    "files",
+    "options",
+    "resources",
+    "sections",
+]
 TORCH_FREE += ["data.__main__", "data.manifests", "training.run"]
 TORCH_FREE += [f"evaluation.{name}" for name in ("metrics", "records", "scores", "tables")]
 SOURCES = {

@@ -190,7 +190,7 @@ def test_information_of_a_users_arrays() -> None:
     assert result.low < result.nats < result.high
     assert result.nats == pytest.approx(-0.5 * math.log(1 - 0.64), abs=0.1)
     assert result.rows == 1000
-    assert result.supported == math.log(1000)
+    assert result.ceiling == math.log(1000)
     # Increasing maps of single variables change little; the knots of the scores move with them.
     mapped = mutual_information(np.exp(5 * x), np.arctan(y), options=QUICK)
     assert mapped.nats == pytest.approx(result.nats, abs=0.04)

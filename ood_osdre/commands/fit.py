@@ -170,7 +170,12 @@ def size_of(source: str) -> int:
     path = local(source)
     if is_folder(path):
         return sum(1 for _ in stream_folder(path))
-    return len(read_array(path)[0] if path.suffix.lower() in ARRAYS else read_list(path))
+    if path.suffix.lower() in ARRAYS:
+        return len(read_array(path)[0])
+    try:
+        return len(read_list(path))
+    except UserError:
+        return 0
 
 
 def summary(detector: "OneStepDetector", out: Path) -> str:

@@ -10,8 +10,8 @@ standard output:
   statistic       what reached --run-length
 
 As long as the stream is like the calibration data, alarms come after that many inputs on average, at
-least. After an alarm the monitor starts again: where the drift goes on, so do alarms. What cannot be read
-is told on standard error and left out, and the exit status is then 1.
+least. After an alarm the monitor lets --window inputs pass and starts again: where the drift goes on, so
+do alarms. What cannot be read is told on standard error and left out, and the exit status is then 1.
 """
 
 __all__ = ["main"]
@@ -54,7 +54,7 @@ def parser(prog: str) -> argparse.ArgumentParser:
     p.add_argument(
         "--run-length", type=number(positive=True), default=1e4, metavar="N", help=known
     )
-    known = "latest inputs whose mean an alarm has (default: %(default)s)"
+    known = "latest inputs whose mean an alarm has, and that follow it unwatched (default: %(default)s)"
     p.add_argument("--window", type=count(1), default=500, metavar="N", help=known)
     return p
 
@@ -85,13 +85,14 @@ def run(args: argparse.Namespace) -> int:
                 failed += 1
                 print(f"{name}: {problem}", file=sys.stderr)
                 continue
+            if monitor.alarm is not None and monitor.count >= monitor.alarm + args.window:
+                monitor.restart(calibration)
             state = monitor.update([score])
-            if state.alarm is not None:
+            if state.alarm == state.inputs:
                 alarms += 1
                 found = {"input": state.alarm, "name": name, **state._asdict()}
                 print(json.dumps({k: found[k] for k in found if k not in ("inputs", "alarm")}))
                 sys.stdout.flush()
-                monitor.restart(calibration)
     if not args.quiet:
         mean = ""
         if monitor.count:

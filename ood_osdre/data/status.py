@@ -145,11 +145,14 @@ def _judge(
         return "partial", f"missing in {images}: {first(missing, 'file')}"
     if empty:
         return "corrupt", f"empty in {images}, or no regular files: {first(empty, 'file')}"
+    if spec.count is not None and size < spec.count:
+        return (
+            "partial",
+            f"the list is a part of what is expected, {size:,} of {spec.count:,} images",
+        )
     if spec.sha256 not in (None, content.checksum):
         found = f"its sha256 is {content.checksum}, expected {spec.sha256}"
         return "corrupt", f"another version of the list: {found}"
-    if spec.count is not None and size < spec.count:
-        return "partial", "the list is shorter than expected"
     if spec.count is not None and size > spec.count:
         return "corrupt", f"another version of the list: it has {size:,} entries"
     low, high = min(content.labels), max(content.labels)

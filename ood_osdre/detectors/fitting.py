@@ -37,7 +37,7 @@ from ..errors import UserError
 from ..evaluation.evaluate import FEW, Validation, score_images
 from ..evaluation.metrics import ood_metrics
 from ..models import RatioModel, describe_backbone, unwrapped
-from ..options import Count, Options
+from ..options import Count, Options, as_keywords
 from ..training.batches import Batches, ImageBatches, VectorBatches
 from ..training.build import build_ratio, prepare_objective
 from ..training.checkpoint import model_metadata
@@ -307,10 +307,8 @@ def check_unseen(marks: NDArray[np.int64], seen: NDArray[Any] | None, rule: str)
     if seen is None:
         log.warning("calibration: what trained this model is not recorded, so not compared.")
     elif shared := count_shared(marks, seen):
-        message = (
-            f"calibration data: {shared} of {len(marks)} items were read in fit, "
-            "which voids the guarantee"
-        )
+        message = f"calibration data: {shared} of {len(marks)} items were read in fit, "
+        message += "which voids the guarantee"
         if rule == "refuse":
             raise UserError(f"{message}; hold data out for it (or pass seen='warn').")
         log.warning("%s", message)
@@ -336,11 +334,13 @@ def configured(
         config = "cifar10" if gpu else "cifar10_cpu"
     source = str(config) if isinstance(config, str | Path) else "config"
     values: Any = load_config(config) if isinstance(config, str | Path) else config
-    if isinstance(values, Config):
-        values = values.to_dict()
+    values = values.to_dict() if isinstance(values, Config) else values
     if isinstance(values, Mapping):
         values = {**values, **{key.replace("__", "."): value for key, value in options.items()}}
-    found = Config.from_mapping(values, source)
+    try:
+        found = Config.from_mapping(values, source)
+    except UserError as error:
+        raise (as_keywords(error) if options else error) from None
     if found.evaluation.is_sum:
         raise UserError(
             f"{source}: evaluation.parts and evaluation.together are for runs of the command; a "

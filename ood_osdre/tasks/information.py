@@ -74,7 +74,7 @@ class Information(NamedTuple):
         low: The lower end of the interval.
         high: The upper end of the interval.
         rows: The number of distinct rows.
-        supported: The largest value that :math:`n` rows can support, :math:`\log n`.
+        ceiling: The largest value that :math:`n` rows can support, :math:`\log n`.
         method: How it was estimated.
     """
 
@@ -82,7 +82,7 @@ class Information(NamedTuple):
     low: float
     high: float
     rows: int
-    supported: float
+    ceiling: float
     method: str
 
 
@@ -168,11 +168,11 @@ def mutual_information(
         nats, error = _from_ratios(first, second, method, options, progress)
     margin = float(ndtri((1 + level) / 2)) * error
     result = Information(nats, nats - margin, nats + margin, n, math.log(n), method)
-    if result.nats > result.supported:
+    if result.nats > result.ceiling:
         log.warning(
             "mutual information: %.2f nats is more than the log(n) = %.2f that %d rows can "
             "support; it rests on the model, not on the data.",
-            *(result.nats, result.supported, n),
+            *(result.nats, result.ceiling, n),
         )
     if result.high < 0:
         log.warning(

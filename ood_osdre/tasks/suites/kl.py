@@ -1,16 +1,15 @@
 r"""The divergence of a drifting stream from where it started, with the truth beside it.
 
-The stream is :math:`p_t`, the reference :math:`p_0 = \mathcal{N}(0, I)` stays, and what is tracked
-over the steps :math:`t = 0, 1, \dots` is :math:`\mathrm{KL}(p_t \| p_0) = \mathbb{E}_{p_t}[\log
-p_t / p_0]` in nats, by a ratio that is refitted at every step from the last step's weights. All
-methods get the same number of updates a step. The *lag* of a method at a step is the share of
+The stream is p_t, the reference p_0 = N(0, I) stays, and what is tracked over the steps t = 0, 1, ...
+is KL(p_t || p_0), the mean of log p_t / p_0 over p_t, in nats, by a ratio that is refitted at every step from the last step's weights. All
+methods get the same number of updates a step. The lag of a method at a step is the share of
 those updates that it takes to come within tolerance of the new truth and stay there: 5 % or 0.3
 nats, whichever is more. On the way, for the curves of the figure and the lag, estimates are means
 over 1,000 points of a step that are the same throughout; those of the table, which also decide
 whether a lag ends at all, are means over 50,000 new points.
 
-The scenarios are those of :mod:`ood_osdre.tasks.gaussians`. A last table is about a detector that
-is *not* refitted, :class:`ood_osdre.tasks.tracking.DriftMonitor`: how long its alarm takes after a
+The scenarios are those of ood_osdre.tasks.gaussians. A last table is about a detector that is not
+refitted, ood_osdre.tasks.DriftMonitor: how long its alarm takes after a
 change, and how often it comes without one.
 """
 

@@ -1,17 +1,15 @@
 r"""Mutual information as the divergence of a joint distribution from the product of its marginals.
 
-With :math:`p_1` the joint distribution of :math:`(x, y)` and :math:`p_0` the product of their
-marginals, :math:`I(x; y) = \mathbb{E}_{p_1}[\log p_1 / p_0]` in nats. Every task here has its
-truth in closed form:
+With p_1 the joint distribution of (x, y) and p_0 the product of their marginals, I(x; y) is the mean
+of log p_1 / p_0 over p_1, in nats. Every task here has its truth in closed form:
 
-- **Gaussians** of :math:`d = 40, \dots, 160` dimensions and 10 to 40 nats, and of 320 and 640
-  dimensions and 80 and 160 nats: more than any bound that takes exponentials of the ratio can
-  reach. Features are quadratic, which can represent the truth, or those of an MLP.
-- **Pathological** pairs of scalars: heavy tails, sharp curvature, hard edges
-  (:mod:`ood_osdre.tasks.gaussians`).
+- Gaussians of d = 40, ..., 160 dimensions and 10 to 40 nats, and of 320 and 640 dimensions and 80 and
+  160 nats: more than any bound that takes exponentials of the ratio can reach. Features are quadratic,
+  which can represent the truth, or those of an MLP.
+- Pathological pairs of scalars: heavy tails, sharp curvature, hard edges (ood_osdre.tasks.gaussians).
 
-Estimates are expectations over held-out points, at least :math:`10^5` for the Gaussians. Without
-`--full` the fits take minutes; with it, they are the paper's grid and more.
+Estimates are expectations over held-out points, at least 100,000 for the Gaussians. Without
+--full the fits take minutes; with it, they are the paper's grid and more.
 """
 
 __all__ = [

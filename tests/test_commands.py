@@ -1,0 +1,469 @@
+r"""Tests of the command `ood-osdre`: from files to decisions, what it refuses, and what it leaves."""
+
+import csv
+import io
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from ood_osdre import load_scorer
+from ood_osdre.__main__ import VERBS, main
+from ood_osdre.commands import monitor as monitoring
+from ood_osdre.data.images import decode
+from ood_osdre.detectors import OneStepDetector, files
+from ood_osdre.evaluation.calibration import SplitConformal
+from ood_osdre.files import parse_rows, read_array
+from ood_osdre.progress import EVERY, Bar
+from ood_osdre.tasks import DriftMonitor
+
+SMALL = ["network.width=0.125", "training.batch_size=8", "training.warmup=1", "--device", "cpu"]
+SMALL += ["training.eval_every=4", "training.amp=none", "data.val_limit=5", "--quiet"]
+ROWS = [
+    "network.width=0.1",
+    "training.steps=150",
+    "training.warmup=5",
+    "--device",
+    "cpu",
+    "--quiet",
+]
+
+
+@pytest.fixture(autouse=True)
+def float32() -> None:
+    torch.set_default_dtype(torch.float32)
+
+
+def photographs(folder: Path, count: int, shade: int, seed: int) -> Path:
+    rng = np.random.default_rng(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    for i in range(count):
+        pixels = rng.integers(shade, shade + 100, (36, 40, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{i:02d}.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    r"""A folder with photographs of two classes, others as a reference, and a run on them."""
+    torch.set_default_dtype(torch.float32)
+    root = tmp_path_factory.mktemp("commands")
+    photographs(root / "id" / "cat", 20, 0, 0)
+    photographs(root / "id" / "dog", 20, 50, 1)
+    photographs(root / "reference", 30, 155, 2)
+    arguments = [str(root / "id"), str(root / "reference"), "--out", str(root / "run")]
+    assert main(["fit", *arguments, "--alpha", "0.25", "training.steps=4", *SMALL]) == 0
+    return root
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    r"""A folder with tables of numbers, of which the first has names above, and a run on them."""
+    torch.set_default_dtype(torch.float32)
+    root, rng = tmp_path_factory.mktemp("rows"), np.random.default_rng(0)
+    np.savetxt(root / "id.csv", rng.normal(1, 1, (900, 2)), "%.6f", ",", header="a,b", comments="")
+    np.savetxt(root / "reference.csv", rng.normal(-1, 1, (600, 2)), "%.6f", ";")
+    arguments = [str(root / "id.csv"), str(root / "reference.csv"), "--out", str(root / "run")]
+    assert main(["fit", *arguments, *ROWS]) == 0
+    return root
+
+
+def table(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def type_in(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+
+
+def test_scores_are_those_of_the_detector(root: Path, tmp_path: Path) -> None:
+    inbox = photographs(tmp_path / "inbox", 6, 20, 5)
+    out = tmp_path / "scores.csv"
+    assert main(["score", str(root / "run"), "--out", str(out), str(inbox), "--quiet"]) == 0
+    found = table(out.read_text())
+    detector = OneStepDetector.load(root / "run", device="cpu")
+    assert [row["file"] for row in found] == sorted(map(str, inbox.iterdir()))
+    scores = np.array([float(row["log_ratio"]) for row in found], np.float32)
+    np.testing.assert_allclose(scores, detector.score(str(inbox)), rtol=1e-5, atol=1e-5)
+    assert [float(row["p_value"]) for row in found] == pytest.approx(
+        detector.conformal.pvalue(scores), rel=1e-5
+    )
+    decisions = np.where(detector.conformal.flagged(scores), "OOD", "ID")
+    assert [row["decision"] for row in found] == decisions.tolist()
+    names = ["cat", "dog"]
+    assert [row["class"] for row in found] == [names[i] for i in detector.classify(str(inbox))]
+
+
+def test_a_tenth_that_is_held_out_calibrates(root: Path) -> None:
+    scorer = load_scorer(root / "run")
+    assert (scorer.conformal.size, scorer.conformal.alpha) == (4, 0.25)
+    detector = OneStepDetector.load(root / "run", device="cpu")
+    every = detector.score(str(root / "id"))
+    # They are ID images, and none that fit has read: exactly those are taken once more.
+    held = [x for x in every if np.isclose(scorer.conformal.scores, x, atol=1e-4).any()]
+    assert len(held) >= 4
+    with pytest.raises(ValueError, match="36 of 40 items were read in fit"):
+        detector.calibrate(str(root / "id"))
+
+
+def test_copies_do_not_calibrate_what_they_have_trained(tmp_path: Path) -> None:
+    x = np.repeat(np.random.default_rng(0).normal(size=(40, 2)), 3, axis=0)
+    detector = OneStepDetector({"network": {"kind": "mlp", "width": 0.1}}, training__steps=2)
+    detector.progress = False
+    detector.fit(x, -x, alpha=0.2)  # refuses copies of what it has read
+    assert 3 * detector.conformal.size == pytest.approx(12, abs=2)
+
+
+def test_what_calibrates_is_refused_before_training(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [str(root / "id"), str(root / "reference"), "--out", str(tmp_path / "run")]
+    assert main(["fit", *arguments, "--calibrate", str(root / "id" / "cat"), *SMALL]) == 2
+    assert "20 of 20 items were read in fit" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_cannot_be_read_gets_a_row(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inbox = photographs(tmp_path / "inbox", 2, 20, 5)
+    (inbox / "broken.png").write_bytes(b"\x89PNG and no more")
+    (inbox / "gone.png").symlink_to(tmp_path / "nowhere")
+    (inbox / "notes.txt").write_text("no image, and not asked for")
+    os.mkfifo(tmp_path / "pipe.png")  # which nobody writes to
+    out = tmp_path / "scores.csv"
+    sources = [str(inbox), str(tmp_path / "pipe.png"), str(tmp_path / "inbox" / "notes.txt")]
+    assert main(["score", str(root / "run"), *sources, "--out", str(out)]) == 1
+    assert "4 could not be scored" in capsys.readouterr().err
+    found = {Path(row["file"]).name: row for row in table(out.read_text())}
+    assert [name for name, row in found.items() if row["log_ratio"]] == ["00.png", "01.png"]
+    for name in ("broken.png", "gone.png", "pipe.png", "notes.txt"):
+        assert found[name]["error"]
+        assert not found[name]["decision"]
+
+
+def test_paths_come_on_standard_input_and_by_pattern(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inbox = photographs(tmp_path / "in box", 3, 20, 5)
+    assert main(["score", str(root / "run"), f"{inbox}/0[12].png", "--quiet"]) == 0
+    by_pattern = table(capsys.readouterr().out)
+    type_in(monkeypatch, f"{inbox}/01.png\n\n{inbox}/02.png\n")
+    assert main(["score", str(root / "run"), "--quiet"]) == 0
+    assert table(capsys.readouterr().out) == by_pattern
+    type_in(monkeypatch, f"{inbox}/01.png\n{inbox}/absent*.png\n{inbox}/absent.png")
+    assert main(["score", str(root / "run"), "-", "--quiet"]) == 1
+    found = table(capsys.readouterr().out)
+    assert found[0] == by_pattern[0]
+    assert [row["error"] for row in found[1:]] == ["no such file"] * 2
+
+
+def test_memory_does_not_grow_with_the_number_of_files(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = photographs(tmp_path, 1, 20, 5) / "00.png"
+    scorer, alive, most = load_scorer(root / "run"), 0, 0
+    monkeypatch.setattr(files, "MOST", 10)
+
+    def paths() -> Iterator[tuple[str, Path]]:
+        nonlocal alive, most
+        for i in range(95):
+            alive += 1
+            most = max(most, alive)
+            yield f"{i}", path
+
+    scored = 0
+    for part in files.score_items(scorer, files.in_parts(scorer, paths())):
+        alive -= len(part.names)
+        scored += len(part.names)
+        assert len({round(float(s), 4) for s in part.scores}) == 1
+    assert (scored, most) == (95, 20)
+
+
+def test_rows_of_tables_are_scored(
+    rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    x = np.array([[1.5, 0.5], [-2.0, -1.0], [np.inf, 0.0]])
+    np.save(tmp_path / "x.npy", x)
+    np.savez(tmp_path / "x.npz", x=x)
+    text = "a,b\n1.5,0.5\n-2,-1\ninf,0\n1,2,3\n1,two\n"
+    (tmp_path / "x.csv").write_text(text)
+    detector = OneStepDetector.load(rows / "run", device="cpu")
+    for name in ("x.npy", "x.npz", "x.csv"):
+        assert main(["score", str(rows / "run"), str(tmp_path / name), "--quiet"]) == 1
+        found = table(capsys.readouterr().out)
+        scores = [float(row["log_ratio"]) for row in found if row["log_ratio"]]
+        assert scores == pytest.approx(detector.score(x[:2]), rel=1e-5)
+        assert not found[2]["log_ratio"]
+        if name == "x.csv":
+            assert [row["file"].rpartition(":")[2] for row in found] == list("23456")
+    type_in(monkeypatch, text)
+    assert main(["score", str(rows / "run"), "--quiet"]) == 1
+    by_stdin = table(capsys.readouterr().out)
+    assert [row["log_ratio"] for row in by_stdin] == [row["log_ratio"] for row in found]
+    assert "not 2" in by_stdin[3]["error"] or "(3,)" in by_stdin[3]["error"]
+
+
+def test_another_alpha_is_that_of_the_same_scores(
+    rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    conformal = load_scorer(rows / "run").conformal
+    assert (conformal.size, conformal.alpha) == (90, 0.05)
+    source = [str(rows / "run"), str(rows / "id.csv"), "--quiet"]
+    flagged = []
+    for alpha in (0.05, 0.5):
+        assert main(["score", *source, "--alpha", str(alpha)]) == 0
+        found = table(capsys.readouterr().out)
+        assert all((float(r["p_value"]) <= alpha) == (r["decision"] == "OOD") for r in found)
+        flagged.append(sum(r["decision"] == "OOD" for r in found))
+    assert flagged[0] < flagged[1]
+
+
+def test_the_monitor_is_the_drift_monitor(
+    rows: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = np.random.default_rng(3)
+    stream = np.concatenate([rng.normal(1, 1, (150, 2)), rng.normal(-1, 1, (120, 2))]).round(6)
+    lines = [",".join(map(str, row)) for row in stream]
+    type_in(monkeypatch, "\n".join(["a,b", *lines[:20], "oh,no", "1,oh", *lines[20:]]))
+    assert main(["monitor", str(rows / "run"), "--run-length", "1000", "--window", "50"]) == 1
+    output = capsys.readouterr()
+    alarms = [json.loads(line) for line in output.out.splitlines()]
+    assert "stdin:22" in output.err
+    assert "270 inputs" in output.err
+    conformal = load_scorer(rows / "run").conformal
+    scores = OneStepDetector.load(rows / "run", device="cpu").score(stream)
+    calibration = np.random.default_rng(0).permutation(conformal.scores)
+    monitor = DriftMonitor(lambda x: x, calibration, 1000, 50)
+    expected = []
+    for score in scores:
+        if monitor.alarm is not None and monitor.count >= monitor.alarm + 50:
+            monitor.restart(calibration)
+        if (state := monitor.update([score])).alarm == state.inputs:
+            expected.append((state.alarm, state.start))
+    assert [(a["input"], a["start"]) for a in alarms] == expected
+    assert 2 <= len(alarms) <= 3  # the drift goes on, and an alarm is told once
+    assert 145 <= alarms[0]["start"] < alarms[0]["input"] < 200
+
+
+def test_a_stream_is_scored_as_it_comes(rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    r"""What has come is scored before the next input has: a stream may pause."""
+    reading, writing = os.pipe()
+    scorer = load_scorer(rows / "run")
+    with os.fdopen(reading) as stream, os.fdopen(writing, "w") as feed:
+        monkeypatch.setattr(sys, "stdin", stream)
+        parts = monitoring.as_they_come(scorer)
+        scored = files.score_items(scorer, parts, ahead=False)
+        for i in range(3):
+            feed.write(f"{i},1\n")
+            feed.flush()
+            assert len(next(scored).names) == 1
+        feed.close()
+        assert list(scored) == []
+
+
+def test_exported_decisions_are_the_detector_s(
+    rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "scorer.pt2"
+    assert main(["export", str(rows / "run"), str(path), "--threshold", "--p-value"]) == 0
+    x = torch.randn(40, 2, dtype=torch.float64)
+    score, p, decision = (y.detach() for y in torch.export.load(path).module()(x))
+    conformal = load_scorer(rows / "run").conformal
+    np.testing.assert_array_equal(p, conformal.pvalue(score.numpy()))
+    np.testing.assert_array_equal(decision, np.where(conformal.flagged(score.numpy()), -1, 1))
+    assert set(decision.tolist()) == {-1, 1}
+
+
+def test_an_existing_run_is_not_touched(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = root / "run"
+    before = {path.name: path.read_bytes() for path in run.iterdir()}
+    data = [str(root / "id"), str(root / "reference")]
+    assert main(["fit", *data, "--out", str(run), *SMALL]) == 2
+    assert "is there already" in capsys.readouterr().err
+    assert main(["fit", *data, "--out", str(root / "id"), "--resume", *SMALL]) == 2
+    assert "no run to go on with" in capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in run.iterdir()} == before
+    assert sorted(os.listdir(root / "id")) == ["cat", "dog"]
+
+
+def test_a_run_goes_on_after_a_signal(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from ood_osdre.training import trainer
+
+    arguments = [str(root / "id"), str(root / "reference"), "--alpha", "0.25", "training.steps=4"]
+    arguments += [*SMALL, "--out", str(tmp_path / "run")]
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "_stop_reason", lambda *_: "SIGTERM")
+        assert main(["fit", *arguments]) == 3
+    assert "stopped (SIGTERM) at step 1 of 4" in capsys.readouterr().err
+    assert main(["score", str(tmp_path / "run"), str(root / "id")]) == 2
+    assert main(["fit", *arguments, "--resume"]) == 0
+    (one, other) = (load_scorer(path / "run") for path in (root, tmp_path))
+    np.testing.assert_array_equal(one.conformal.scores, other.conformal.scores)
+
+
+MISTAKES = {
+    "no verb": (["scor"], "no verb 'scor' .did you mean 'score'"),
+    "no ID": (["fit", "nowhere", "{reference}", "--out", "{new}"], "nowhere: no such folder"),
+    "no reference": (["fit", "{id}", "nowhere", "--out", "{new}"], "nowhere: no such folder"),
+    "empty": (["fit", "{empty}", "{reference}", "--out", "{new}"], "got none, expected images"),
+    "alpha": (["fit", "{id}", "{id}", "--out", "{new}", "--alpha", "5"], "between 0 and 1"),
+    "key": (["fit", "{id}", "{id}", "--out", "{new}", "training.step=1"], "mean 'training.steps'"),
+    "both": (["fit", "{id}", "{id}", "--out", "{new}", "--backbone", "a", "--classifier", "b"],
+             "expected one network"),
+    "backbone": (["fit", "{id}", "{id}", "--out", "{new}", "--backbone", "timm:resnet_18@x"],
+                 "no model 'resnet_18'"),
+    "classifier": (["fit", "{id}", "{id}", "--out", "{new}", "--classifier", "nowhere"],
+                   "nowhere: no weights"),
+    "file": (["fit", "{id}", "{id}", "--out", "{file}"], "cannot be a folder"),
+    "no run": (["score", "nowhere", "{id}", "--out", "{new}"], "no checkpoint here"),
+    "no files": (["score", "{run}", "{empty}", "--out", "{new}"], "nothing to score"),
+    "mistyped": (["score", "{run}", "{id}", "nowhere", "--out", "{new}"], "nowhere: no such file"),
+    "pattern": (["score", "{run}", "{id}/*.gif", "--out", "{new}"], "no such file .* pattern"),
+    "too few": (["monitor", "{run}"], "expected .* at least 50"),
+    "suffix": (["export", "{run}", "{new}.txt"], "got the suffix"),
+    "own set": (["eval", "--id", "flowers"], "--benchmark FILE"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", MISTAKES)
+def test_a_mistake_is_one_line_and_nothing_is_written(
+    root: Path,
+    tmp_path: Path,
+    kind: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    import re
+
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("a file")
+    places = {"id": root / "id", "reference": root / "reference", "run": root / "run"}
+    places |= {"empty": tmp_path / "empty", "file": tmp_path / "file", "new": tmp_path / "new"}
+    arguments, message = MISTAKES[kind]
+    type_in(monkeypatch, "")
+    try:
+        status = main([text.format(**places) for text in arguments])
+    except SystemExit as ended:  # argparse
+        status = ended.code
+    output = capsys.readouterr()
+    assert status == 2
+    assert output.out == ""
+    (line,) = [line for line in output.err.splitlines() if "error: " in line]
+    assert re.search(message, line)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "file"]
+
+
+def test_help_waits_for_nothing_heavy() -> None:
+    code = """
+import sys
+from ood_osdre.__main__ import main
+for arguments in (["--help"], ["fit", "--help"], ["score", "--help"], ["monitor", "--help"]):
+    try:
+        main(arguments)
+    except SystemExit as ended:
+        assert ended.code == 0
+    assert not {"torch", "pydantic", "numpy"} & set(sys.modules), arguments
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    for verb in VERBS:
+        assert f"\n  {verb} " in done.stdout
+    assert "examples:" in done.stdout
+
+
+def test_progress_is_lines_where_no_terminal_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream, now = io.StringIO(), [100.0]
+    monkeypatch.setattr("ood_osdre.progress.time.monotonic", lambda: now[0])
+    with Bar(total=30, desc="training", unit="step", file=stream) as bar:
+        bar._time = lambda: now[0]
+        bar.start_t = bar.last_print_t = now[0]
+        for _ in range(30):
+            now[0] += 1
+            bar.update()
+            bar.set_postfix(loss=1)
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 30 // int(EVERY)
+    assert lines[0].startswith("training 10 of 30 step")
+    assert "\r" not in stream.getvalue()
+
+
+def test_tables_of_numbers(tmp_path: Path) -> None:
+    text = 'x;y\n"1";2\n\n3; 4e-1\n5;six'
+    (number, first), (_, second), (last, problem) = parse_rows(text.splitlines())
+    assert (number, last) == (2, 5)
+    assert (first.tolist(), second.tolist()) == ([1.0, 2.0], [3.0, 0.4])
+    assert "six" in problem
+    # What names no columns is no header.
+    assert isinstance(next(parse_rows(["1,two"]))[1], str)
+    path = tmp_path / "x.npz"
+    np.savez(path, images=np.zeros((2, 3)), labels=[4, 5])
+    array, labels = read_array(path)
+    assert (array.shape, labels.tolist()) == ((2, 3), [4, 5])
+    np.savez(path, one=np.zeros(2), two=np.zeros(2))
+    with pytest.raises(ValueError, match="arrays one, two, expected one"):
+        read_array(path)
+    path.write_bytes(b"PK and no more")
+    with pytest.raises(ValueError, match=r"x\.npz: cannot be read"):
+        read_array(path)
+
+
+def test_a_head_on_a_classifier_by_name(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import timm
+
+    net = timm.create_model("test_resnet", num_classes=2)
+    torch.save(net.state_dict(), tmp_path / "net.pth")
+    source = f"timm:test_resnet@{tmp_path}/net.pth"
+    data = [str(root / "id"), str(root / "reference"), "--device", "cpu", "--quiet"]
+    own = {
+        "--classifier": ["head.rank=4", "head.training.steps=3", "head.training.warmup=1"],
+        "--backbone": ["training.steps=2", "training.warmup=1", "training.batch_size=4"],
+    }
+    for option, keys in own.items():
+        run = str(tmp_path / option)
+        assert main(["fit", *data, *keys, option, source, "--out", run]) == 0
+        assert main(["score", run, str(root / "id" / "cat"), "--quiet"]) == 0
+        found = table(capsys.readouterr().out)
+        scores = [float(row["log_ratio"]) for row in found]
+        paths = sorted((root / "id" / "cat").iterdir())
+        pixels = np.stack([decode(path, 32) for path in paths])
+        assert scores == pytest.approx(load_scorer(run).score(pixels), rel=1e-4, abs=1e-4)
+        assert {row["class"] for row in found} <= {"cat", "dog", "0", "1"}
+
+
+def test_conformal_scores_of_another_model_are_refused(rows: Path, tmp_path: Path) -> None:
+    detector = OneStepDetector.load(rows / "run", device="cpu")
+    assert isinstance(detector.conformal, SplitConformal)
+    detector.save(tmp_path)
+    (tmp_path / "calibration.safetensors").write_bytes(
+        (rows / "run" / "calibration.safetensors").read_bytes()
+    )
+    assert load_scorer(tmp_path).conformal.size == detector.conformal.size  # the same model
+    with torch.no_grad():
+        next(detector._trained.ratio.parameters()).add_(1)
+    calibration = (tmp_path / "calibration.safetensors").read_bytes()
+    detector.save(tmp_path)
+    (tmp_path / "calibration.safetensors").write_bytes(calibration)
+    with pytest.raises(ValueError, match="another model's calibration"):
+        load_scorer(tmp_path)
+
+
+def test_a_keyword_is_advised_as_one() -> None:
+    with pytest.raises(ValueError, match="did you mean 'training__steps'"):
+        OneStepDetector(steps=200)
+    with pytest.raises(ValueError, match=r"did you mean 'training\.steps'"):
+        OneStepDetector({"steps": 200})
+    logging.getLogger().handlers.clear()
