@@ -241,7 +241,7 @@ def test_mistakes_end_in_one_message_and_leave_nothing(
     assert not list(tmp_path.rglob("metrics*"))
 
 
-@pytest.mark.parametrize("options", [["--seeds", "0"], ["--max-steps", "x"], ["--id", "digit"]])
+@pytest.mark.parametrize("options", [["--seeds", "0"], ["--max-steps", "x"]])
 def test_the_parser_refuses_by_the_option(
     options: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,6 +1,7 @@
 r"""Tests of exported scorers: they agree with the original, whatever the batch."""
 
 import resource
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -78,8 +79,8 @@ def test_a_file_that_disagrees_is_found_and_not_left_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str
 ) -> None:
     class Wrong(export.DeployedScorer):
-        def __init__(self, scorer: Scorer) -> None:
-            super().__init__(scorer)
+        def __init__(self, scorer: Scorer, extras: Sequence[str]) -> None:
+            super().__init__(scorer, extras)
             if wrong != "logits":
                 setattr(self, wrong, 1.01 * getattr(self, wrong))
 

@@ -86,7 +86,7 @@ def read_classifier(
     if source.startswith("timm:"):
         given = _from_timm(source, classes)
     elif os.path.isdir(local(source)):
-        given = _from_run(local(source), config, size)
+        given = _from_run(local(source), None if classes is None else config.id, size)
     else:
         given = _from_file(local(source), config.network, classes)
     if classes is not None and (found := given.model.class_head.out_features) != classes:
@@ -95,7 +95,7 @@ def read_classifier(
     return given._replace(model=given.model.eval())
 
 
-def _from_run(folder: Path, config: Config, size: int) -> GivenClassifier:
+def _from_run(folder: Path, id_name: str | None, size: int) -> GivenClassifier:
     trained = read_model(folder)
     model, metadata = trained.ratio, trained.metadata
     if isinstance(model, SummedScore):
@@ -104,7 +104,7 @@ def _from_run(folder: Path, config: Config, size: int) -> GivenClassifier:
     holder: Any = getattr(model, "network", model)
     head: Any = getattr(holder, "class_head", None)
     found = {"id": then.id, "size": metadata["size"], "class head": isinstance(head, nn.Linear)}
-    expected = {"id": config.id, "size": size, "class head": True}
+    expected = {"id": id_name or then.id, "size": size, "class head": True}
     for name, value in expected.items():
         if found[name] != value:
             raise UserError(
