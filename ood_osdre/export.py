@@ -7,8 +7,8 @@ The file maps uint8 images `images`, with shape (B, H, W, 3) and any B, to `log_
 (B), in nats (larger = more ID), and, if the network has a class head, to `logits`. Of a detector of
 vectors the inputs are `vectors`, float64 with shape (B, d), so that coordinates such as times keep
 their digits. Of a run that sums parts the output is `score`, without a unit. Of a detector that is
-calibrated, `--p-value` adds an output `p_value`, and `--threshold` an output `decision`, +1 for ID and
--1 for OOD, each with shape (B): those of the detector at this log-ratio.
+calibrated, `ood-osdre export` adds `p_value`, with `--p-value`, and `decision`, +1 for ID and -1 for OOD,
+with `--threshold`, each with shape (B): those of the detector at this log-ratio.
 
 Before the file is written, each output is compared with the original, on inputs of yours (a folder
 of images, a list file or a .npy array) or on synthetic ones with the means and deviations of the ID
@@ -30,7 +30,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
@@ -106,7 +105,7 @@ def export_scorer(
     path: Path,
     inputs: object = None,
     tolerance: float = TOLERANCE,
-    extras: Sequence[Literal["p_value", "decision"]] = (),
+    extras: Sequence[str] = (),
 ) -> float:
     r"""Writes a scorer as a `.pt2` or an `.onnx` file.
 
@@ -117,7 +116,8 @@ def export_scorer(
             :mod:`ood_osdre.data.inputs`; None for synthetic ones.
         tolerance: The largest difference, as a share of an output's spread; a network that rounds
             more itself may have up to a thousand times as much.
-        extras: What else of a calibrated scorer to put into the file.
+        extras: What else of a calibrated scorer to put into the file: `p_value`, `decision`, in this
+            order.
 
     Returns:
         The largest difference of a log-ratio or logit from the original's, as a share of their
@@ -309,10 +309,10 @@ def _batch() -> torch.export.Dim:
     return torch.export.Dim("batch", min=1, max=65_536)
 
 
-def main(argv: Sequence[str] | None = None, prog: str = "python -m ood_osdre.export") -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     r"""Runs the command and returns its exit status."""
     parser = argparse.ArgumentParser(
-        prog=prog,
+        prog="python -m ood_osdre.export",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -325,11 +325,6 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m ood_osdre.exp
         default=TOLERANCE,
         help="the largest difference, as a share of the spread (default: %(default)s)",
     )
-    known = "add the output %s of a calibrated detector"
-    for name, option in (("p_value", "--p-value"), ("decision", "--threshold")):
-        parser.add_argument(
-            option, dest="extras", action="append_const", const=name, help=known % name
-        )
     args = parser.parse_args(argv)
     return exit_status(lambda: run(args))
 
@@ -337,9 +332,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m ood_osdre.exp
 def run(args: argparse.Namespace) -> int:
     r"""Exports the scorer of a run folder."""
     scorer = load_scorer(args.checkpoint)
-    chosen: tuple[Literal["p_value", "decision"], ...] = ("p_value", "decision")
-    extras = [name for name in chosen if name in (args.extras or ())]
-    difference = export_scorer(scorer, args.file, args.inputs, args.tolerance, extras)
+    difference = export_scorer(scorer, args.file, args.inputs, args.tolerance)
     print(f"{args.file}: agrees with {args.checkpoint} to {difference:.1e} of the outputs' spread")
     return 0
 

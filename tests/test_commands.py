@@ -373,7 +373,8 @@ def test_help_waits_for_nothing_heavy() -> None:
     code = """
 import sys
 from ood_osdre.__main__ import main
-for arguments in (["--help"], ["fit", "--help"], ["score", "--help"], ["monitor", "--help"]):
+for arguments in (["--help"], ["fit", "--help"], ["score", "--help"], ["monitor", "--help"],
+        ["export", "--help"]):
     try:
         main(arguments)
     except SystemExit as ended:

@@ -570,7 +570,7 @@ def test_labels_that_are_whole_are_taken() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"training__stepz": 3}, r"unknown key 'training\.stepz'; did you mean 'training\.steps'"),
+        ({"training__stepz": 3}, r"unknown key 'training\.stepz'; did you mean 'training__steps'"),
         ({"trainin__steps": 3}, "unknown key 'trainin"),
         ({"training__steps": 0}, r"training\.steps"),
         ({"device": "cuda:77"}, "device cuda:77: not available here"),

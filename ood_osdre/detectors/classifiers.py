@@ -146,8 +146,7 @@ def _from_timm(source: str, classes: int | None) -> GivenClassifier:
         raise UserError(
             f"classifier: got {source}, expected timm:NAME@FILE, a file of its weights."
         )
-    weights = _read_weights(local(file))
-    net = timm_network(name, classes or 1)
+    net, weights = timm_network(name, classes or 1), _read_weights(local(file))
     if classes is None:
         head = (getattr(net, "pretrained_cfg", None) or {}).get("classifier")
         last = weights.get(f"{head}.weight")
