@@ -25,10 +25,10 @@ from urllib.error import URLError
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
-from tqdm import tqdm
 
 from ..errors import UserError, one_line
 from ..files import atomic_path
+from ..progress import Bar
 from ..resources import folders
 from .lists import write_list
 from .manifests import Download, Manifest, SetSpec
@@ -74,7 +74,7 @@ def download(
     assert recipe is not None, f"{spec} has no recipe"
     names, labels = [], []
     images = _images(recipe, data_root / ARCHIVES, mirror)
-    for name, image, label in tqdm(images, desc=f"writing {spec.name}", unit="image"):
+    for name, image, label in Bar(images, desc=f"writing {spec.name}", unit="image"):
         path = data_root / (spec.images or manifest.images) / name
         if not (path.is_file() and path.stat().st_size):
             with atomic_path(path, flush=False) as temporary:

@@ -46,10 +46,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
-from tqdm import tqdm
 
 from ..errors import UserError, one_line
 from ..files import atomic_path, is_regular, map_array, stat, sweep
+from ..progress import Bar
 from .image_files import ImageFiles, cores
 from .lists import first, image_suffixes
 
@@ -215,9 +215,9 @@ def decode_all(
         return stop - start
 
     # A hidden bar would take a lock, too, which the processes of a data loader share.
-    bar: tqdm | contextlib.nullcontext[None] = contextlib.nullcontext()
+    bar: Bar | contextlib.nullcontext[None] = contextlib.nullcontext()
     if progress:
-        bar = tqdm(total=len(paths), desc=f"decoding {title}", unit="image")
+        bar = Bar(total=len(paths), desc=f"decoding {title}", unit="image")
     # Pillow releases the interpreter's lock while it decodes and resizes.
     with bar as shown, ThreadPoolExecutor(max_workers=threads) as pool:
         for count in pool.map(some, range(0, len(paths), together)):

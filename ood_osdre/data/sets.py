@@ -31,9 +31,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from ..errors import UserError
+from ..progress import Bar
 from .image_files import HELD, ArrayRows, LazyImages, Pixels, in_batches
 
 SURVEYED = 64  # images, together
@@ -207,7 +207,7 @@ def survey(images: Pixels, title: str = "", progress: bool = False) -> Survey:
     r"""Looks at every image once, a few at a time; files may have a progress bar with a title."""
     marks, sums, squares = ([np.zeros(s, np.int64)] for s in (0, (0, 3), (0, 3)))
     pixels, shown = images.shape[1] * images.shape[2], progress and isinstance(images, LazyImages)
-    with tqdm(total=len(images), desc=title, unit="image", disable=not shown) as bar:
+    with Bar(total=len(images), desc=title, unit="image", disable=not shown) as bar:
         for batch in in_batches(images, SURVEYED):
             marks.append(fingerprints(batch))
             # Row after row, which is fast; 66,000 of them fit into 32 bits.

@@ -157,9 +157,7 @@ def fit_head(
     with torch.no_grad():
         id_train, id_held = _taken(x_1, whitening, device, id_rows)
         train, held = _taken(x_0, whitening, device, rows)
-    validate = None
-    if len(id_held) and len(held):
-        validate = _held_out_numbers(id_held, held)
+    validate = _held_out_numbers(id_held, held) if len(id_held) and len(held) else None
     rank = id_train.shape[1]
     labels = (torch.zeros(len(x_1)).long() if labels is None else labels)[id_rows[0]]
     if head.estimator == "gaussians":
