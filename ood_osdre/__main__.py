@@ -16,6 +16,7 @@ VERBS = {
     "fit": ("commands.fit", "train a detector on ID data and a reference, and calibrate it"),
     "score": ("commands.score", "score files: log-ratio, p-value, decision, class, as CSV"),
     "monitor": ("commands.monitor", "watch a stream, with an alarm as soon as it drifts"),
+    "report": ("commands.report", "draw the page of a run anew"),
     "export": ("commands.export", "write a detector to a file that needs no Python"),
     "eval": ("cli", "train on a benchmark and evaluate on its OOD sets (ood-osdre-eval)"),
     "data": ("data.__main__", "say what of a benchmark is on disk, and get it"),

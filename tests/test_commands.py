@@ -273,6 +273,18 @@ def test_a_stream_is_scored_as_it_comes(rows: Path, monkeypatch: pytest.MonkeyPa
         assert list(scored) == []
 
 
+def test_fit_leaves_a_page_and_report_draws_it_anew(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = root / "run" / "report.html"
+    drawn = page.read_text(encoding="utf-8")
+    page.write_text("")
+    assert main(["report", str(root / "run")]) == 0
+    assert capsys.readouterr().out == f"{page}\n"
+    # Figures have random names of their parts.
+    assert len(page.read_text(encoding="utf-8")) == pytest.approx(len(drawn), rel=0.01)
+
+
 def test_exported_decisions_are_the_detector_s(
     rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -336,6 +348,7 @@ MISTAKES = {
     "mistyped": (["score", "{run}", "{id}", "nowhere", "--out", "{new}"], "nowhere: no such file"),
     "pattern": (["score", "{run}", "{id}/*.gif", "--out", "{new}"], "no such file .* pattern"),
     "too few": (["monitor", "{run}"], "expected .* at least 50"),
+    "nothing to report": (["report", "{empty}"], "no run to report on"),
     "suffix": (["export", "{run}", "{new}.txt"], "got the suffix"),
     "own set": (["eval", "--id", "flowers"], "--benchmark FILE"),
 }  # fmt: skip
@@ -374,7 +387,7 @@ def test_help_waits_for_nothing_heavy() -> None:
 import sys
 from ood_osdre.__main__ import main
 for arguments in (["--help"], ["fit", "--help"], ["score", "--help"], ["monitor", "--help"],
-        ["export", "--help"]):
+        ["export", "--help"], ["report", "--help"]):
     try:
         main(arguments)
     except SystemExit as ended:

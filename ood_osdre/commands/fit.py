@@ -88,6 +88,7 @@ def run(args: argparse.Namespace) -> int:
     if vectors and (args.backbone or args.classifier):
         raise UserError(f"{args.id}: has vectors, and --backbone and --classifier take images.")
     from ..detectors import OneStepDetector
+    from ..evaluation.report import report_beside
     from ..training.distributed import find_device
 
     device = find_device(None if args.device == "auto" else args.device, "--device")
@@ -114,6 +115,7 @@ def run(args: argparse.Namespace) -> int:
         )
         return UNFINISHED
     detector.save(args.out)
+    report_beside(args.out)
     if not args.quiet:
         print(summary(detector, args.out))
     return 0
