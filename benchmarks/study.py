@@ -117,15 +117,15 @@ class Runner:
     def _told(self, job: Job) -> str | None:
         r"""Runs a job; returns what went wrong, if anything did."""
         label = f"{job.name}, seed {job.seed}"
-        for need, folder in job.needs.items():
-            if folder in self.futures and self.futures[folder].result():
-                return f"not started: {label}, as the run of {need!r} is not there"
         left = None if self.deadline is None else self.deadline - time.monotonic()
         try:
             for variant, further in self._ways(job):
                 label = ", ".join(filter(None, [job.name, variant, f"seed {job.seed}"]))
                 if self._is_done(job, variant, further):
                     continue
+                # What a variant alone needs is not waited for before training.
+                if lacking := self._lacking(job, further or job.overrides):
+                    return f"not started: {label}, as the run of {lacking!r} is not there"
                 if variant == job.method.variant:
                     if left is not None and left <= 0:
                         return f"not started: {label}"
@@ -138,12 +138,24 @@ class Runner:
             return f"{label}: {error}"
         return None
 
-    def _train(self, job: Job, left: float | None) -> None:
+    def _lacking(self, job: Job, options: Sequence[str]) -> str | None:
+        r"""Waits for the runs that options name; returns the method of one that failed.
+
+        Raises:
+            UserError: If one that is done has left no run.
+        """
         for need, folder in job.needs.items():
+            if not any(str(folder) in option for option in options):
+                continue
+            if folder in self.futures and self.futures[folder].result():
+                return need
             if not (folder / "run.json").is_file():
                 raise UserError(
                     f"{folder}: lacks the run of {need!r}; remove its line to train it again."
                 )
+        return None
+
+    def _train(self, job: Job, left: float | None) -> None:
         budget = [] if left is None else ["--time-budget", f"{left:.0f}"]
         self._command([*job.command, "--out", str(job.folder), "--resume", *budget])
 

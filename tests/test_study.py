@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -214,6 +215,27 @@ def test_runs_of_other_data_or_without_their_model_get_no_line(
     assert "a, NFE 2, seed 0: " in told
     assert "not started: b, seed 0, as the run of 'a' is not there" in told
     assert len(lines(tmp_path)) == 1
+
+
+def test_what_only_a_variant_needs_is_not_waited_for_to_train(
+    tmp_path: Path, quick: Quick, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import study
+
+    trained = Event()
+
+    def command(runner: object, options: Sequence[str]) -> None:
+        if "title=c" in options:
+            trained.set()
+        elif "title=a" in options:
+            assert trained.wait(20)  # both at once: c is not behind a
+        quick(runner, options)
+
+    monkeypatch.setattr(study.Runner, "_command", command)
+    summed = {"variants": {"with a": ["evaluation.together=[{run:a}]"]}}
+    write_study(tmp_path, methods={"a": {}, "c": summed}, seeds=[0])
+    assert give(tmp_path, "--jobs", "2") == 0
+    assert [(line["method"], line["variant"]) for line in lines(tmp_path)][-1] == ("c", "with a")
 
 
 def test_nothing_starts_beyond_the_budget(
