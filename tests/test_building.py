@@ -163,7 +163,8 @@ def test_every_configured_path_samples_on_its_interval(schedule: str, noise: str
 def test_every_shipped_configuration_builds(name: str) -> None:
     config = load_config(name)
     config = config.replace(network=config.network.replace(width=0.125))
-    ratio, _, objective, batch = make((3, 32, 32), 10, **config.to_dict())
+    shape = (5,) if config.network.kind == "mlp" else (3, 32, 32)
+    ratio, _, objective, batch = make(shape, 10, **config.to_dict())
     assert objective(ratio, batch)["total"].isfinite().all()
 
 

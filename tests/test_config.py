@@ -21,7 +21,7 @@ SHIPPED = [
     "backbone",
     "cifar10", "cifar100", "cifar100_cpu", "cifar100_paper", "cifar100_representation",
     "cifar10_cpu", "cifar10_joint", "cifar10_paper", "cifar10_representation", "digits",
-    "digits_representation", "vectors",
+    "digits_representation", "imagenet_representation", "vectors",
 ]  # fmt: skip
 KEYS = [f"{section}.{name}" for section, cls in SECTIONS.items() for name in cls.model_fields]
 KEYS += [name for name in Config.model_fields if name not in (*SECTIONS, "head")]
