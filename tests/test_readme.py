@@ -50,3 +50,32 @@ def test_the_example_of_the_densities_page_runs(
     (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     exec(block, {})  # noqa: S102
     assert capsys.readouterr().out
+
+
+def anchors(text: str) -> set[str]:
+    r"""Returns the anchors of a page's headings, as GitHub makes them."""
+    titles = re.findall(
+        r"^#+ +(.+)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE
+    )
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_no_link_between_pages_is_dead() -> None:
+    root = README.parent
+    pages = [*root.glob("*.md"), *root.glob("docs/**/*.md"), *root.glob("data_manifests/*.md")]
+    pages += [root / "benchmarks" / "RESULTS.md"]
+    dead = []
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        for target in re.findall(r"\]\(([^)\s]+)\)", text):
+            path, _, anchor = target.partition("#")
+            if "://" in path:
+                continue
+            there = (page.parent / path).resolve() if path else page
+            known = there.exists() and not (
+                anchor and anchor not in anchors(there.read_text(encoding="utf-8"))
+            )
+            if not known:
+                dead.append(f"{page.relative_to(root)}: {target}")
+    assert not dead
+    assert len(pages) > 10
