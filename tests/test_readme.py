@@ -1,9 +1,13 @@
-r"""The README's example, run as a doctest on images that scikit-learn ships."""
+r"""The examples of README and tutorial, run on images that scikit-learn ships, and links of all pages."""
 
 import doctest
+import json
+import math
 import re
 from pathlib import Path
+from typing import Any
 
+import matplotlib.pyplot as plt
 import pytest
 import torch
 
@@ -13,16 +17,22 @@ from ood_osdre.detectors.one_step import OneStepDetector
 README = Path(__file__).parents[1] / "README.md"
 
 
-def test_the_readme_goes_from_data_to_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    r"""Detectors train for a moment."""
     torch.set_default_dtype(torch.float32)
-    data = load_digits_benchmark()
-    quick = {"training__steps": 20, "training__warmup": 2, "training__batch_size": 16}
+    few = {"training__steps": 20, "training__warmup": 2, "training__batch_size": 16}
     init = OneStepDetector.__init__
 
     def shortened(self: OneStepDetector, *args: object, **options: object) -> None:
-        init(self, *args, progress=False, data__val_limit=50, **quick, **options)  # type: ignore
+        init(self, *args, progress=False, data__val_limit=50, **few, **options)  # type: ignore
 
     monkeypatch.setattr(OneStepDetector, "__init__", shortened)
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_readme_goes_from_data_to_scores() -> None:
+    data = load_digits_benchmark()
     space = {
         "id_images": data.id_train.images,
         "reference_images": data.reference.images,
@@ -38,6 +48,23 @@ def test_the_readme_goes_from_data_to_scores(monkeypatch: pytest.MonkeyPatch) ->
     assert set(test.globs["decisions"].tolist()) <= {1, -1}
     # Flowers are no digits: twenty steps suffice to flag more of them than of digits.
     assert (test.globs["decisions"] == -1).mean() > 0.1
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_tutorial_runs(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plt, "show", lambda: None)
+    notebook = json.loads((README.parent / "docs" / "tutorial.ipynb").read_text(encoding="utf-8"))
+    space: dict[str, Any] = {}
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            assert not cell["outputs"]  # images are not committed
+            exec("".join(cell["source"]), space)  # noqa: S102
+    plt.close("all")
+    assert "flower_grey" in capsys.readouterr().out
+    estimate = space["mutual_information"](space["x"], space["y"])
+    assert estimate.low < -0.5 * math.log(1 - 0.9**2) < estimate.high
 
 
 @pytest.mark.slow
@@ -63,7 +90,7 @@ def anchors(text: str) -> set[str]:
 def test_no_link_between_pages_is_dead() -> None:
     root = README.parent
     pages = [*root.glob("*.md"), *root.glob("docs/**/*.md"), *root.glob("data_manifests/*.md")]
-    pages += [root / "benchmarks" / "RESULTS.md"]
+    pages += [root / "benchmarks" / "RESULTS.md", *root.glob("docs/*.ipynb")]
     dead = []
     for page in pages:
         text = page.read_text(encoding="utf-8")
