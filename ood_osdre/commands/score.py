@@ -89,11 +89,9 @@ def run(args: argparse.Namespace) -> int:
         for part in score_items(scorer, in_parts(scorer, items_of(args.images, scorer))):
             for row in cells(part, scorer, conformal):
                 rows.writerow(row)
-                total, flagged, failed = (
-                    total + 1,
-                    flagged + (row[3] == OOD),
-                    failed + bool(row[5]),
-                )
+                total += 1
+                flagged += row[3] == OOD
+                failed += bool(row[5])
             bar.update(len(part.names))
         if not total:
             raise UserError(f"{' '.join(args.images) or 'standard input'}: nothing to score.")
