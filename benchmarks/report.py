@@ -23,6 +23,7 @@ from typing import Any
 
 import bench_tables
 import figures
+import numpy as np
 import study_tables
 import task_tables
 from records import RECORDS, Run, read_runs, record_of
@@ -61,6 +62,9 @@ METHODS: dict[str, Column] = {
     "seconds": lambda run: run.score_seconds,
 }
 SHORT = {name: METHODS[name] for name in ("val AUROC", "near AUROC", "far AUROC", "seconds")}
+MIRRORED = {
+    "near_same": "near_same", "near_other": "near_other", "near": "nearood", "far": "farood",
+}  # fmt: skip
 PATH_TERMS = {
     "val AUROC": validation("val_auroc"),
     "near": validation("val_near"),
@@ -126,12 +130,30 @@ def chosen(study: str) -> str:
     def mean(run: Run) -> float:
         return (run.metric("nearood") + run.metric("farood")) / 2
 
-    names = {"near_same": "near_same", "near_other": "near_other", "near": "nearood"}
-    columns = {title: metric(name) for title, name in {**names, "far": "farood"}.items()}
+    columns = {title: metric(name) for title, name in MIRRORED.items()}
     found: dict[str, list[Run]] = {}
     for run in read_runs(RECORDS / f"{study}.jsonl"):
         found.setdefault(", ".join(filter(None, [run.method, run.variant])), []).append(run)
     return study_tables.ranking(found, {**columns, "mean": mean}, mean)
+
+
+def sources(methods: Sequence[tuple[str, str]]) -> str:
+    r"""Returns what a reference's source does on the mirrored problem, by method and variant."""
+    columns = {name: metric(key) for name, key in MIRRORED.items()}
+    found: dict[str, list[Run]] = {}
+    for method, variant in methods:
+        for reference in ("reference_other", "reference_mixed"):
+            title = f"{', '.join(filter(None, [method, variant]))}: {reference}"
+            found[title] = [
+                run
+                for run in read_runs(RECORDS / "mirror_heads.jsonl")
+                if (run.method, run.variant, run.reference) == (method, variant, reference)
+            ]
+    table = [
+        [title, *(f"{np.mean([f(run) for run in own]):.1f}" for f in columns.values())]
+        for title, own in found.items()
+    ]
+    return study_tables.markdown_rows(["score: reference", *columns], table)
 
 
 def accuracies() -> str:
@@ -217,6 +239,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "mi-pathological-errors": task_tables.pathological_errors,
     "gradient-snr": lambda: bench_tables.gradient_snr(results_of("gradient_snr")),
     "mirror-pixels": lambda: chosen("mirror_pixels"),
+    "mirror-sources": lambda: sources(
+        [("pixels", ""), ("pixels", "+ energy"), ("time score matching", "")]
+    ),
     "mirror-heads": lambda: chosen("mirror_heads"),
     "held-out-accuracy": accuracies,
     # Filled by their studies.
