@@ -117,7 +117,6 @@ class Runner:
     def _told(self, job: Job) -> str | None:
         r"""Runs a job; returns what went wrong, if anything did."""
         label = f"{job.name}, seed {job.seed}"
-        left = None if self.deadline is None else self.deadline - time.monotonic()
         try:
             for variant, further in self._ways(job):
                 label = ", ".join(filter(None, [job.name, variant, f"seed {job.seed}"]))
@@ -126,6 +125,7 @@ class Runner:
                 # What a variant alone needs is not waited for before training.
                 if lacking := self._lacking(job, further or job.overrides):
                     return f"not started: {label}, as the run of {lacking!r} is not there"
+                left = None if self.deadline is None else self.deadline - time.monotonic()
                 if variant == job.method.variant:
                     if left is not None and left <= 0:
                         return f"not started: {label}"

@@ -185,38 +185,47 @@ def paired(values: Sequence[float]) -> str:
     return f"{mean:+.2f} ± {half:.2f}"
 
 
-def ranking(rows: Rows, columns: Mapping[str, Column], by: Column) -> str:
+def ranking(
+    rows: Rows, columns: Mapping[str, Column], by: Column, blind: Sequence[str] = ()
+) -> str:
     r"""Returns means over all settings and seeds, the best first, and differences from the best.
 
-    A difference is a mean over what the row and the best share, with its standard error. What was
-    trained with one reference, as it sees none, stands for itself with each of them.
+    A difference is a mean over what the row and the best share, with its standard error. The best has
+    the largest mean, and the others are in the order of their differences.
 
     Arguments:
         rows: The runs of each row.
         columns: The columns by title.
         by: What is compared.
+        blind: The rows of methods that see no reference, which are compared with the best's mean
+            over all of them.
     """
-    by_setting = {title: _by_setting(own, rows) for title, own in rows.items()}
-    quality = {k: float(np.mean([by(r) for r in own.values()])) for k, own in by_setting.items()}
-    first, *_ = order = sorted(by_setting, key=lambda title: -quality[title])
-    best, table = by_setting[first], []
-    for title in order:
-        own = by_setting[title]
-        gaps = [by(own[setting]) - by(best[setting]) for setting in own if setting in best]
-        error = np.std(gaps, ddof=1) / np.sqrt(len(gaps)) if len(gaps) > 1 else np.nan
-        gap = "" if title == first else f"{np.mean(gaps):+.1f} ± {error:.1f}"
-        averages = [f"{np.mean([f(run) for run in own.values()]):.1f}" for f in columns.values()]
-        table.append([title, str(len(own)), *averages, gap])
+    means_of = {k: _by_setting(own, by, k in blind) for k, own in rows.items()}
+    best = max(means_of, key=lambda title: np.mean(list(means_of[title].values())))
+    gaps = {}
+    for title, own in means_of.items():
+        other = _by_setting(rows[best], by, title in blind)
+        gaps[title] = [own[setting] - other[setting] for setting in own if setting in other]
+    table = []
+    for title in sorted(rows, key=lambda k: (k != best, -np.mean(gaps[k] or [-np.inf]))):
+        found, gap = gaps[title], "-"
+        if len(found) > 1:
+            error = np.std(found, ddof=1) / np.sqrt(len(found))
+            gap = "" if title == best else f"{np.mean(found):+.1f} ± {error:.1f}"
+        averages = [f"{np.mean([f(run) for run in rows[title]]):.1f}" for f in columns.values()]
+        table.append([title, str(len(rows[title])), *averages, gap])
     return markdown_rows(["method", "runs", *columns, "from the best"], table)
 
 
-def _by_setting(own: Sequence[Run], rows: Rows) -> dict[tuple[str, str | None, int], Run]:
-    r"""Returns a row's runs by benchmark, reference and seed, with those of any row's references."""
-    found = {(run.benchmark, run.reference, run.seed): run for run in own}
-    if len({run.reference for run in own}) == 1:
-        references = dict.fromkeys(run.reference for row in rows.values() for run in row)
-        found = {(b, other, s): run for (b, _, s), run in found.items() for other in references}
-    return found
+def _by_setting(
+    runs: Sequence[Run], by: Column, blind: bool
+) -> dict[tuple[str, str | None, int], float]:
+    r"""Returns means by benchmark, reference and seed; of the blind, over all references."""
+    found: dict[tuple[str, str | None, int], list[float]] = {}
+    for run in runs:
+        key = run.benchmark, None if blind else run.reference, run.seed
+        found.setdefault(key, []).append(by(run))
+    return {key: float(np.mean(values)) for key, values in found.items()}
 
 
 def learning(rows: Rows, loss: str) -> str:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .evaluation.tables import MetricsTable
 
 UNFINISHED, COMMAND = 3, "ood-osdre-eval"  # of an installed package
+IMAGENET = "imagenet", "imagenet200"
 EPILOG = """\
 examples:
   %(prog)s --id digits
@@ -270,8 +271,10 @@ def default_config(id_name: str | None, gpu: bool) -> str:
     """
     id_name = id_name or "digits"
     suffix = "" if gpu or id_name == "digits" else "_cpu"
-    own = "imagenet_representation" if "imagenet" in id_name else f"{id_name}{suffix}"
-    return own if own in names("configs") else f"cifar10{suffix}"
+    known = names("configs")
+    if (own := f"{id_name}{suffix}") in known:
+        return own
+    return "imagenet_representation" if id_name in IMAGENET else f"cifar10{suffix}"
 
 
 def find_benchmark(

@@ -95,7 +95,7 @@ class DeployedScorer(nn.Module):
             below = (self.calibration <= score[:, None]).sum(dim=1)
             more.append((1 + below).double() / (1 + len(self.calibration)))
         if "decision" in self.extras:
-            more.append(1 - 2 * (score < self.threshold).long())
+            more.append(2 * (score >= self.threshold).long() - 1)  # NaN is no ID
         return (*outputs, *more)
 
 

@@ -20,6 +20,7 @@ from ood_osdre.__main__ import VERBS, main
 from ood_osdre.commands import monitor as monitoring
 from ood_osdre.data.images import decode
 from ood_osdre.detectors import OneStepDetector, files
+from ood_osdre.errors import UserError
 from ood_osdre.evaluation.calibration import SplitConformal
 from ood_osdre.files import parse_rows, read_array
 from ood_osdre.progress import EVERY, Bar
@@ -169,6 +170,51 @@ def test_paths_come_on_standard_input_and_by_pattern(
     assert [row["error"] for row in found[1:]] == ["no such file"] * 2
 
 
+def test_patterns_take_files_once_and_lines_are_no_patterns(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inbox = photographs(tmp_path / "inbox", 2, 20, 5)
+    photographs(inbox / "below", 1, 20, 6)
+    found = []
+    for pattern in ("inbox/**", "inbox/**/*.png"):
+        assert main(["score", str(root / "run"), str(tmp_path / pattern), "--quiet"]) == 0
+        found.append([Path(row["file"]).name for row in table(capsys.readouterr().out)])
+    assert [sorted(names) for names in found] == [["00.png", "00.png", "01.png"]] * 2
+    np.save(tmp_path / "number.npy", np.float64(5))
+    type_in(monkeypatch, f"{inbox}/0[1].png\n{inbox}\n{tmp_path}/number.npy\n{inbox}/01.png\n")
+    assert main(["score", str(root / "run"), "--quiet"]) == 1
+    errors = [row["error"] for row in table(capsys.readouterr().out)]
+    assert errors[:2] == ["no such file", "is a folder"]
+    assert errors[2]
+    assert not errors[3]
+
+
+def test_the_rest_of_a_tree_is_scored_where_a_folder_has_gone(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        photographs(tmp_path / "tree" / name, 1, 20, 5)
+    items = files.list_items([str(tmp_path / "tree")], vectors=False)
+    assert next(items)[0].endswith("a/00.png")
+    (tmp_path / "tree" / "b" / "00.png").unlink()
+    (tmp_path / "tree" / "b").rmdir()
+    photographs(tmp_path / "tree" / "c", 1, 20, 5)
+    ((name, problem),) = items
+    assert (Path(name).name, problem) == ("b", "No such file or directory")
+
+
+def test_what_fit_holds_out_may_be_in_the_reference(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 6, (300, 3)).astype(float)
+    shuffled = np.stack([rng.permutation(column) for column in x.T], axis=1)
+    options = {"training__steps": 3, "training__warmup": 1, "progress": False}
+    detector = OneStepDetector({"network": {"kind": "mlp"}}, **options)
+    detector.fit(x, shuffled, alpha=0.2)
+    assert "items were read in fit" in caplog.text
+    with pytest.raises(UserError, match="50 of 50 items were read in fit"):
+        detector.fit(x, shuffled, alpha=0.2, calibration=x[:50])
+
+
 def test_memory_does_not_grow_with_the_number_of_files(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -296,6 +342,9 @@ def test_exported_decisions_are_the_detector_s(
     np.testing.assert_array_equal(p, conformal.pvalue(score.numpy()))
     np.testing.assert_array_equal(decision, np.where(conformal.flagged(score.numpy()), -1, 1))
     assert set(decision.tolist()) == {-1, 1}
+    # What the detector refuses is no ID in a file.
+    x[0] = torch.nan
+    assert torch.export.load(path).module()(x)[2][0] == -1
 
 
 def test_an_existing_run_is_not_touched(
@@ -459,6 +508,27 @@ def test_a_head_on_a_classifier_by_name(
         pixels = np.stack([decode(path, 32) for path in paths])
         assert scores == pytest.approx(load_scorer(run).score(pixels), rel=1e-4, abs=1e-4)
         assert {row["class"] for row in found} <= {"cat", "dog", "0", "1"}
+    # The second, whose network is of timm, is no classifier that a run could build again.
+    assert main(["fit", *data, "--classifier", run, "--out", str(tmp_path / "third")]) == 2
+    assert "is of a backbone of its own (ResNet (timm.create_model(" in capsys.readouterr().err
+
+
+def test_a_classifier_of_a_run_brings_its_names_and_what_trained_it(
+    root: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    data = [str(root / "id"), str(root / "reference"), "--device", "cpu", "--quiet"]
+    keys = ["head.rank=4", "head.training.steps=3", "head.training.warmup=1"]
+    run, other = str(tmp_path / "run"), str(tmp_path / "other")
+    assert main(["fit", *data, *keys, "--classifier", str(root / "run"), "--out", run]) == 0
+    assert load_scorer(run).class_names == ["cat", "dog"]
+    images = str(root / "id" / "cat")
+    calibrated = ["--classifier", str(root / "run"), "--calibrate", images, "--out", other]
+    assert main(["fit", *data, *keys, *calibrated]) == 2
+    assert "items were read in fit" in capsys.readouterr().err
+    assert not Path(other).exists()
 
 
 def test_conformal_scores_of_another_model_are_refused(rows: Path, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@ r"""Watches a stream with a detector that `ood-osdre fit` has trained.
 Standard input has paths of images, or rows of numbers, one a line. An alarm is a line of JSON on
 standard output:
 
-  input, name     which input raised it, counted from 1
+  input, name     which input raised it, counted from 1 without those that could not be read
   start           how many inputs came before the most likely start of the change
   divergence_difference, standard_error, baseline
                   the mean log-ratio of the latest inputs, and of calibration data, in nats
@@ -105,17 +105,17 @@ def run(args: argparse.Namespace) -> int:
 
 def as_they_come(scorer: "Scorer") -> Iterator[list["Item"]]:
     r"""Yields the items that have come on standard input since the last of them were scored."""
-    from ..detectors.files import list_items, list_rows
+    from ..detectors.files import list_lines, list_rows
 
-    waiting: Queue[Item | UserError | None] = Queue(MOST)
+    waiting: Queue[Item | BaseException | None] = Queue(MOST)
 
     def listen() -> None:
         lines = input_lines()
         try:
             is_vector = len(scorer.shape) == 1
-            for item in list_rows(lines, "stdin") if is_vector else list_items(lines, False):
+            for item in list_rows(lines, "stdin") if is_vector else list_lines(lines, False):
                 waiting.put(item)
-        except UserError as error:  # to be raised where it is told
+        except BaseException as error:  # noqa: BLE001 - to be raised where it is told
             waiting.put(error)
         finally:
             waiting.put(None)
@@ -123,7 +123,7 @@ def as_they_come(scorer: "Scorer") -> Iterator[list["Item"]]:
     threading.Thread(target=listen, daemon=True).start()
     part: list[Item] = []
     while (item := waiting.get()) is not None:
-        if isinstance(item, UserError):
+        if isinstance(item, BaseException):
             raise item
         part.append(item)
         if waiting.empty() or len(part) == MOST:

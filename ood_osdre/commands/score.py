@@ -2,7 +2,7 @@ r"""Scores files with a detector that `ood-osdre fit` has trained, and writes on
 
 Columns: `file`; `log_ratio`, of ID data to the reference, in nats, larger = more in-distribution;
 `p_value`, the share of ID data that look no more in-distribution (conformal); `decision`, ID or OOD: OOD
-where the p-value is at most alpha, which befalls ID data at that rate at most; `class`, the predicted
+where the p-value is at most alpha, so of ID data at most that share, in expectation; `class`, the predicted
 one, if there are classes; `error`, why a file has no score. The rest is scored, and the exit status is 1.
 """
 
@@ -35,7 +35,8 @@ examples:
   find inbox -name '*.png' | %(prog)s runs/flowers > scores.csv
   %(prog)s runs/sensors rows.csv --out scores.csv
 
-Memory does not grow with the number of files; of a folder, the names of its own files are held.
+Memory does not grow with the number of files, but for names: of a folder's own files, and of what a
+pattern matches.
 """
 
 
@@ -110,14 +111,16 @@ def check_sources(sources: Sequence[str]) -> None:
     for source in sources:
         path = os.path.expanduser(source)
         there = source == STDIN or os.path.lexists(path)
-        if not there and (not glob.has_magic(source) or next(glob.iglob(path), None) is None):
+        if not there and (
+            not glob.has_magic(source) or next(glob.iglob(path, recursive=True), None) is None
+        ):
             pattern = glob.has_magic(source)
             raise UserError(f"{source}: no such file or folder{' as this pattern' * pattern}.")
 
 
 def items_of(sources: Sequence[str], scorer: "Scorer") -> Iterator["Item"]:
     r"""Yields what is to be scored, see :mod:`ood_osdre.detectors.files`."""
-    from ..detectors.files import list_items, list_rows
+    from ..detectors.files import list_items, list_lines, list_rows
 
     vectors = len(scorer.shape) == 1
     for source in sources or [STDIN]:
@@ -126,7 +129,7 @@ def items_of(sources: Sequence[str], scorer: "Scorer") -> Iterator["Item"]:
         elif vectors:
             yield from list_rows(input_lines(), "stdin")
         else:
-            yield from list_items(input_lines(), vectors)
+            yield from list_lines(input_lines(), vectors)
 
 
 @contextmanager

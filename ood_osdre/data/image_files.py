@@ -4,10 +4,9 @@ Both behave as an array of images of which rows can be taken: `images[rows]` is 
 whatever `images` is. A subset of either is another view of the same files or the same array, so
 that splits, limits and shuffles copy no pixel.
 
-Sets that are small enough are better decoded once. :data:`LIMIT` says where that ends: with the
-training sets of CIFAR, and those of 100,000 images at 64 pixels split into several, below it, and
-4,500 images at 224 pixels at it. A larger set is *streamed*: at no time is more of it decoded than a
-few batches.
+Sets that are small enough are better decoded once. :data:`LIMIT` says where that ends: 54,000
+images at 64 pixels and 4,400 at 224 are held. A larger set is *streamed*: at no time is more of it
+decoded than a few batches.
 """
 
 __all__ = [

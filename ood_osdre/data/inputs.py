@@ -107,10 +107,9 @@ def read_pieces(data: object, size: int, what: str, labelled: bool = False) -> I
         if not isinstance(piece.values, LazyImages):
             yield piece
             continue
+        fits = max(1, len(piece.values) * TOGETHER // piece.values.nbytes)
         # In multiples of a batch, so that no small one is left over.
-        count = min(
-            PIECE, max(1, len(piece.values) * TOGETHER // piece.values.nbytes // 512) * 512
-        )
+        count = min(PIECE, fits // 512 * 512 or fits)
         for i, batch in enumerate(in_batches(piece.values, count)):
             rows = slice(i * count, (i + 1) * count)
             yield Samples(batch, piece.labels[rows], piece.names[rows], piece.unlabelled)

@@ -20,7 +20,7 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -134,7 +134,7 @@ def list_folder(folder: Path) -> ImageList:
     return image_list(names, [-1] * len(names))
 
 
-def stream_folder(folder: Path) -> Iterator[str]:
+def stream_folder(folder: Path, bad: Callable[[OSError], object] | None = None) -> Iterator[str]:
     r"""Yields the relative paths of the images below a folder as they are found.
 
     It has those of :func:`list_folder` in another order, each folder's files before its folders, and
@@ -142,12 +142,13 @@ def stream_folder(folder: Path) -> Iterator[str]:
 
     Arguments:
         folder: The folder.
+        bad: Is told of a folder that cannot be read, and the others are; None for an error.
 
     Raises:
-        UserError: If a folder cannot be read.
+        UserError: If a folder cannot be read and nobody is told.
     """
     suffixes, left_out = image_suffixes(), Counter[str]()
-    for name in _walk(folder):
+    for name in _walk(folder, bad or _refuse):
         suffix = os.path.splitext(name)[1].lower()
         if os.path.basename(name.rstrip("/")).startswith("."):
             # Of hidden files nobody misses those that are no images.
@@ -161,14 +162,14 @@ def stream_folder(folder: Path) -> Iterator[str]:
         log.warning("%s: %d files are no images and left out (%s)", folder, count, kinds)
 
 
-def _walk(folder: Path) -> Iterator[str]:
+def _refuse(error: OSError) -> None:
+    raise UserError(f"{error.filename}: cannot be read ({error.strerror})")
+
+
+def _walk(folder: Path, bad: Callable[[OSError], object]) -> Iterator[str]:
     r"""Yields the relative paths of files, and with a slash at their end of hidden folders."""
-
-    def refuse(error: OSError) -> None:
-        raise UserError(f"{error.filename}: cannot be read ({error.strerror})")
-
     above = {os.fspath(folder): frozenset[str]()}
-    for here, folders, files in os.walk(folder, onerror=refuse, followlinks=True):
+    for here, folders, files in os.walk(folder, onerror=bad, followlinks=True):
         known = above.pop(here) | {os.path.realpath(here)}
         below = here.removeprefix(os.fspath(folder)).lstrip("/")
         yield from (os.path.join(below, name, "") for name in folders if name.startswith("."))

@@ -10,7 +10,7 @@ __all__ = ["TIMM", "GivenClassifier", "fit_on_classifier", "read_backbone", "rea
 import hashlib
 import os
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,9 +41,10 @@ from ..training.checkpoint import CHANNELS, model_metadata, restore
 from ..training.run import HEAD, Outcome, held_folder
 from ..training.surroundings import own_surroundings
 from .feature_head import fit_head
+from .fitting import check_unseen
 from .head_data import HeadData
 from .labels import PIECE, fingerprints_of
-from .scorer import TrainedModel, build_classifier, read_model
+from .scorer import TrainedModel, build_classifier, read_calibration, read_model
 
 # What pickles of weights raise if they are damaged, or hold more than tensors.
 DAMAGE = (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError, SafetensorError)
@@ -61,11 +62,15 @@ class GivenClassifier(NamedTuple):
             `timm`.
         statistics: The means and the standard deviations of the channels that it was trained with;
             None if they are not known.
+        seen: The fingerprints of what trained it, if they are recorded.
+        names: The names of its classes, if they have names.
     """
 
     model: Classifier
     network: Mapping[str, Any]
     statistics: tuple[list[float], list[float]] | None = None
+    seen: NDArray[Any] | None = None
+    names: Sequence[str] = ()
 
 
 def read_classifier(
@@ -113,9 +118,20 @@ def _from_run(folder: Path, id_name: str | None, size: int) -> GivenClassifier:
     network = then.network.to_dict()
     if isinstance(model, RepresentationRatio):
         network = metadata["representation"]["network"]
+    elif metadata.get("backbone"):
+        raise UserError(
+            f"classifier {folder}: is of a backbone of its own ({metadata['backbone']}), which no "
+            "run can build again; expected timm:NAME@FILE, or a run without --backbone."
+        )
     mean, std = trained.preprocess.statistics
     classifier = Classifier.of(holder.backbone, head)
-    return GivenClassifier(classifier, network, (mean.tolist(), std.tolist()))
+    return GivenClassifier(
+        classifier,
+        network,
+        (mean.tolist(), std.tolist()),
+        read_calibration(folder, trained.digest)[1],
+        metadata.get("class_names", ()),
+    )
 
 
 def _from_file(path: Path, network: NetworkConfig, classes: int | None) -> GivenClassifier:
@@ -192,6 +208,7 @@ def fit_on_classifier(
     folder: Path | None,
     resume: bool,
     progress: bool,
+    unseen: NDArray[np.int64] | None = None,
 ) -> tuple[TrainedModel, Outcome, NDArray[np.int64]]:
     r"""Trains the ratio of a frozen classifier's features on a user's images.
 
@@ -207,9 +224,11 @@ def fit_on_classifier(
         folder: The folder of checkpoints and the log; None writes nothing.
         resume: Whether to go on from the folder's checkpoint, if there is one.
         progress: Whether to show progress bars.
+        unseen: The fingerprints of images that must not train, if there are such.
 
     Returns:
-        The model, how far the training came, and the fingerprints of all images.
+        The model, how far the training came, and the fingerprints of all images, with those that
+        trained the classifier where they are recorded.
 
     Raises:
         UserError: If the data are no images, or classifier, head and data do not go together.
@@ -230,15 +249,19 @@ def fit_on_classifier(
     preprocess = Preprocess(mean, std, device)
     classifier = given.model.to(device).eval()
     marks = [fingerprints_of(data.values) for data in (id_data, reference)]
+    seen = np.concatenate(marks if given.seen is None else [*marks, given.seen])
+    if unseen is not None:
+        check_unseen(unseen, seen, "refuse")
     sums = [hashlib.sha256(np.sort(m).astype("<i8").tobytes()).hexdigest() for m in marks]
     facts = {"checksums": dict(zip(("id", "reference"), sums, strict=True))}
     metadata = model_metadata(config, classes, preprocess, size, None, **facts)
+    metadata |= {"class_names": list(given.names)} if given.names else {}
     known = {"run": metadata, "classifier": NetworkDigest.of(classifier).digest}
     features, stopped = images.features(classifier, preprocess, progress)
     if stopped:
         steps = config.head.training.steps
         outcome = Outcome(reason=f"{stopped}, computing features", steps=steps)
-        return TrainedModel(classifier, preprocess, metadata), outcome, marks[0]
+        return TrainedModel(classifier, preprocess, metadata), outcome, seen
     with held_folder(folder, resume):
         fitted = fit_head(
             config.head,
@@ -254,7 +277,7 @@ def fit_on_classifier(
         whole = RepresentationRatio(classifier, fitted.model, config.head.layers)
         count, rank = fitted.model.whitening.shape
         metadata["representation"] = {"network": given.network, "features": count, "rank": rank}
-    return TrainedModel(whole, preprocess, metadata), fitted.outcome, np.concatenate(marks)
+    return TrainedModel(whole, preprocess, metadata), fitted.outcome, seen
 
 
 def _moments(images: ImageSet) -> tuple[list[float], list[float]]:

@@ -5,7 +5,15 @@ r"""From files to scores, a part at a time: memory does not grow with their numb
 in the place of a score, and the rest is scored.
 """
 
-__all__ = ["Item", "ScoredItems", "in_parts", "is_glob", "list_items", "list_rows", "score_items"]
+__all__ = [
+    "Item",
+    "ScoredItems",
+    "in_parts",
+    "list_items",
+    "list_lines",
+    "list_rows",
+    "score_items",
+]
 
 import glob
 import os
@@ -52,33 +60,49 @@ class ScoredItems(NamedTuple):
     problems: list[str]
 
 
-def is_glob(source: str) -> bool:
-    r"""Returns whether a source is a pattern of files, and not a file of that name."""
-    return glob.has_magic(source) and not os.path.lexists(local(source))
-
-
 def list_items(sources: Iterable[str], vectors: bool) -> Iterator[Item]:
     r"""Yields the items of files, folders, arrays and patterns, in the order of the sources.
 
     Arguments:
         sources: A folder stands for the images below it, a pattern for the files that it matches,
-            an array or table (`.npy`, `.npz`, `.csv`) for its rows, and anything else for itself.
+            and anything else is as in :func:`list_lines`.
         vectors: Whether vectors are wanted, not images.
     """
     for source in sources:
+        path, bad = local(source), list[OSError]()
+        if glob.has_magic(source) and not os.path.lexists(path):
+            matches = sorted(glob.iglob(os.fspath(path), recursive=True))
+            files = [match for match in matches if not is_folder(local(match))]
+            yield from list_lines(files, vectors) if files else [(source, "no such file")]
+        elif is_folder(path) and not vectors:
+            for name in stream_folder(path, bad.append):
+                yield os.path.join(source, name), path / name
+            yield from ((f"{error.filename}", f"{error.strerror}") for error in bad)
+        else:
+            yield from list_lines([source], vectors)
+
+
+def list_lines(paths: Iterable[str], vectors: bool) -> Iterator[Item]:
+    r"""Yields the items of files, in the order of their paths, which are no patterns.
+
+    Arguments:
+        paths: An array or table (`.npy`, `.npz`, `.csv`) stands for its rows, any other file for
+            itself. A folder is told: what lists files lists folders, too.
+        vectors: Whether vectors are wanted, not images.
+    """
+    for source in paths:
         path = local(source)
         try:
-            if is_glob(source):
-                matches = sorted(glob.iglob(os.fspath(path), recursive=True))
-                yield from list_items(matches, vectors) if matches else [(source, "no such file")]
-            elif is_folder(path) and not vectors:
-                for name in stream_folder(path):
-                    yield os.path.join(source, name), path / name
+            if is_folder(path):
+                yield source, "is a folder"
             elif path.suffix.lower() == ".csv" and vectors:
                 with path.open(encoding="utf-8-sig", errors="replace") as lines:
                     yield from list_rows(lines, source)
             elif path.suffix.lower() in ARRAYS:
-                yield from ((f"{source}:{i}", row) for i, row in enumerate(read_array(path)[0]))
+                yield from (
+                    (f"{source}:{i}", row)
+                    for i, row in enumerate(np.atleast_1d(read_array(path)[0]))
+                )
             else:
                 expected = f"expected a file {', '.join(ARRAYS)}"
                 yield source, expected if vectors else path

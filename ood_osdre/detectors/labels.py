@@ -100,8 +100,11 @@ def fingerprints_of(values: Any) -> NDArray[np.int64]:  # noqa: ANN401
 
 def for_calibration(
     given: Samples, own: object, alpha: float | None, size: int, share: float, seed: int
-) -> tuple[Samples, Samples | None]:
+) -> tuple[Samples, Samples | None, NDArray[np.int64] | None]:
     r"""Returns the ID items that train, and those that calibrate, of which copies are on one side.
+
+    Fingerprints of what calibrates come with other data, of which none may train. A part of the items may
+    be in the reference by chance, which is warned of as of any ID item.
 
     Arguments:
         given: The ID items.
@@ -115,19 +118,20 @@ def for_calibration(
         UserError: If nothing would be left to train on, data cannot be read, or `alpha` is no rate.
     """
     if alpha is None:
-        return given, None
+        return given, None, None
     check_alpha(alpha)
     if own is not None:
-        return given, read(own, size, "calibration data", labelled=False)
+        held = read(own, size, "calibration data", labelled=False)
+        return given, held, fingerprints_of(held.values)
     count = len(given.values)
     order = np.random.default_rng((seed, CALIBRATION)).permutation(count)
-    held, rest = cut_apart(order, fingerprints_of(given.values), [max(1, round(share * count))])
+    part, rest = cut_apart(order, fingerprints_of(given.values), [max(1, round(share * count))])
     if not len(rest):
         raise UserError(
             f"fit: got {count} ID items, or copies of one, expected more: some train, some "
             "calibrate."
         )
-    return _rows(given, np.sort(rest)), _rows(given, np.sort(held))
+    return _rows(given, np.sort(rest)), _rows(given, np.sort(part)), None
 
 
 def _rows(given: Samples, rows: NDArray[np.intp]) -> Samples:

@@ -45,7 +45,7 @@ from .fitting import (
     train,
     warn_of_shuffling,
 )
-from .labels import as_input, class_labels, class_names, fingerprints_of, for_calibration
+from .labels import as_input, class_labels, class_names, for_calibration
 from .scorer import Scorer, TrainedModel, read_calibration, read_model, write_calibration
 
 NOT_FITTED = "is not fitted; call fit first"
@@ -171,17 +171,17 @@ class OneStepDetector:
         if labels is not None:
             given = given._replace(labels=class_labels(labels), unlabelled="")
         seed = self.config.training.seed
-        given, held = for_calibration(given, calibration, alpha, self.size, HELD_OUT, seed)
+        given, held, own = for_calibration(given, calibration, alpha, self.size, HELD_OUT, seed)
         against = read(reference, self.size, "reference", labelled=False)
         target = None if folder is None else local(folder)
         if self.config.head is not None:
-            shared = self.device, self.size, target, resume, self.progress
+            shared = self.device, self.size, target, resume, self.progress, own
             trained, self.outcome, seen = fit_on_classifier(self.config, given, against, *shared)
         else:
             shape = self.device, self.size, self.backbone, self.progress
             data = prepare(self.config, given, against, *shape)
-            if held is not None:
-                check_unseen(fingerprints_of(held.values), data.seen, "refuse")
+            if own is not None:
+                check_unseen(own, data.seen, "refuse")
             data.metadata.update(self.timm, **class_names(given, data.metadata["classes"]))
             fitted = train(data, self.backbone, self.device, target, resume, self.progress)
             trained = TrainedModel(fitted.model, data.preprocess, data.metadata)
@@ -190,7 +190,7 @@ class OneStepDetector:
         self._take(trained, seen)
         self.conformal = None
         if held is not None and alpha is not None:
-            self.calibrate(as_input(held), alpha)
+            self.calibrate(as_input(held), alpha, "warn" if own is None else "refuse")
         return self
 
     @property

@@ -183,4 +183,4 @@ def _as_they_are(found: Any) -> Any:  # noqa: ANN401
 def _leave_signals(worker: int) -> None:
     # A run that is stopped takes its last step first, with what they have decoded.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
