@@ -1,6 +1,6 @@
 r"""What the verbs share: how they end, where they find a detector, and what comes on standard input."""
 
-__all__ = ["STDIN", "add_scoring", "find_scorer", "finish", "input_lines", "rate"]
+__all__ = ["STDIN", "add_scoring", "find_scorer", "finish", "input_lines", "new_parser", "rate"]
 
 import argparse
 import io
@@ -28,6 +28,12 @@ def rate(text: str) -> float:
     except ValueError:
         pass
     raise argparse.ArgumentTypeError(f"got {text}, expected a rate between 0 and 1")
+
+
+def new_parser(prog: str, description: str | None, epilog: str) -> argparse.ArgumentParser:
+    r"""Returns the parser of a verb, without arguments; both texts keep their lines."""
+    form = argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(prog, None, description, epilog, formatter_class=form)
 
 
 def add_scoring(parser: argparse.ArgumentParser) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import number
-from .common import add_scoring, find_scorer, finish
+from .common import add_scoring, find_scorer, finish, new_parser
 
 EPILOG = """\
 examples:
@@ -24,12 +24,7 @@ examples:
 
 def main(arguments: Sequence[str] | None = None, prog: str = "ood-osdre export") -> int:
     r"""Runs the verb and returns its exit status."""
-    p = argparse.ArgumentParser(
-        prog=prog,
-        description=__doc__,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    p = new_parser(prog, __doc__, EPILOG)
     add_scoring(p)
     p.set_defaults(device="cpu")
     p.add_argument("file", type=Path, metavar="FILE", help="what to write")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UserError, count
-from .common import finish, rate
+from .common import finish, new_parser, rate
 
 if TYPE_CHECKING:
     from ..config import Config
@@ -42,12 +42,7 @@ cifar10_representation for --classifier, else cifar10, without a GPU cifar10_cpu
 
 def parser(prog: str) -> argparse.ArgumentParser:
     r"""Builds the parser of the command line."""
-    p = argparse.ArgumentParser(
-        prog=prog,
-        description=__doc__,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    p = new_parser(prog, __doc__, EPILOG)
     add = p.add_argument
     add("id", metavar="ID", help="in-distribution data")
     add("reference", metavar="REFERENCE", help="what they are told apart from")

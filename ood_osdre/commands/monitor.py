@@ -25,7 +25,7 @@ from queue import Queue
 from typing import TYPE_CHECKING
 
 from ..errors import UserError, count, number
-from .common import add_scoring, find_scorer, finish, input_lines
+from .common import add_scoring, find_scorer, finish, input_lines, new_parser
 from .score import INCOMPLETE
 
 if TYPE_CHECKING:
@@ -43,12 +43,7 @@ examples:
 
 def parser(prog: str) -> argparse.ArgumentParser:
     r"""Builds the parser of the command line."""
-    p = argparse.ArgumentParser(
-        prog=prog,
-        description=__doc__,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    p = new_parser(prog, __doc__, EPILOG)
     add_scoring(p)
     known = "inputs to a false alarm, on average, at least (default: %(default)g)"
     p.add_argument(

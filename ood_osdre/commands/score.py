@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from ..errors import UserError
-from .common import STDIN, add_scoring, find_scorer, finish, input_lines, rate
+from .common import STDIN, add_scoring, find_scorer, finish, input_lines, new_parser, rate
 
 if TYPE_CHECKING:
     from ..detectors import Scorer
@@ -42,12 +42,7 @@ pattern matches.
 
 def parser(prog: str) -> argparse.ArgumentParser:
     r"""Builds the parser of the command line."""
-    p = argparse.ArgumentParser(
-        prog=prog,
-        description=__doc__,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    p = new_parser(prog, __doc__, EPILOG)
     add_scoring(p)
     known = "folders, files or patterns; arrays and tables (.npy, .npz, .csv) by their rows"
     p.add_argument(
