@@ -86,6 +86,13 @@ class Run(Options):
         r"""The line's name in messages."""
         return ", ".join(filter(None, [self.method, self.variant, f"seed {self.seed}"]))
 
+    @property
+    def is_blind(self) -> bool:
+        r"""Whether it sees no reference, and so stands for itself with each of them."""
+        exposed = self.config.get("objective", {}).get("outlier_exposure")
+        is_classifier = self.config.get("estimator") == "classifier"
+        return is_classifier and not self.config.get("head") and not exposed
+
     def value(self, key: str) -> float:
         r"""Returns a validation number in percent, or in nats; NaN where there is none."""
         value = self.validation.get(key, np.nan)

@@ -134,9 +134,7 @@ def chosen(study: str) -> str:
     found: dict[str, list[Run]] = {}
     for run in read_runs(RECORDS / f"{study}.jsonl"):
         found.setdefault(", ".join(filter(None, [run.method, run.variant])), []).append(run)
-    sighted = {key for key, own in found.items() if len({run.reference for run in own}) > 1}
-    blind = [key for key in found if key not in sighted]
-    return study_tables.ranking(found, {**columns, "mean": mean}, mean, blind)
+    return study_tables.ranking(found, {**columns, "mean": mean}, mean)
 
 
 def sources(methods: Sequence[tuple[str, str]]) -> str:

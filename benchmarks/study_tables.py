@@ -185,21 +185,19 @@ def paired(values: Sequence[float]) -> str:
     return f"{mean:+.2f} ± {half:.2f}"
 
 
-def ranking(
-    rows: Rows, columns: Mapping[str, Column], by: Column, blind: Sequence[str] = ()
-) -> str:
+def ranking(rows: Rows, columns: Mapping[str, Column], by: Column) -> str:
     r"""Returns means over all settings and seeds, the best first, and differences from the best.
 
     A difference is a mean over what the row and the best share, with its standard error. The best has
-    the largest mean, and the others are in the order of their differences.
+    the largest mean, and the others are in the order of their differences. What sees no reference is
+    compared with the best's mean over all of them.
 
     Arguments:
         rows: The runs of each row.
         columns: The columns by title.
         by: What is compared.
-        blind: The rows of methods that see no reference, which are compared with the best's mean
-            over all of them.
     """
+    blind = {k for k, own in rows.items() if all(run.is_blind for run in own)}
     means_of = {k: _by_setting(own, by, k in blind) for k, own in rows.items()}
     best = max(means_of, key=lambda title: np.mean(list(means_of[title].values())))
     gaps = {}

@@ -175,15 +175,8 @@ def families(
 
 def _of(runs: Sequence[Run], method: str, variant: str, reference: str) -> list[Run]:
     r"""Returns the runs of a method with a reference; what sees none is trained with any of them."""
-
-    def is_blind(run: Run) -> bool:
-        exposed = run.config.get("objective", {}).get("outlier_exposure")
-        return (
-            run.config.get("estimator") == "classifier" and not run.config["head"] and not exposed
-        )
-
     own = [run for run in runs if (run.method, run.variant) == (method, variant)]
-    return [run for run in own if run.reference == reference or is_blind(run)]
+    return [run for run in own if run.reference == reference or run.is_blind]
 
 
 def interval(values: Array) -> tuple[float, float]:
