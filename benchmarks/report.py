@@ -139,20 +139,15 @@ def chosen(study: str) -> str:
 
 def sources(methods: Sequence[tuple[str, str]]) -> str:
     r"""Returns what a reference's source does on the mirrored problem, by method and variant."""
-    columns = {name: metric(key) for name, key in MIRRORED.items()}
-    found: dict[str, list[Run]] = {}
+    columns = {title: metric(name) for title, name in MIRRORED.items()}
+    runs, table = read_runs(RECORDS / "mirror_heads.jsonl"), []
     for method, variant in methods:
         for reference in ("reference_other", "reference_mixed"):
+            key = method, variant, reference
+            own = [run for run in runs if (run.method, run.variant, run.reference) == key]
             title = f"{', '.join(filter(None, [method, variant]))}: {reference}"
-            found[title] = [
-                run
-                for run in read_runs(RECORDS / "mirror_heads.jsonl")
-                if (run.method, run.variant, run.reference) == (method, variant, reference)
-            ]
-    table = [
-        [title, *(f"{np.mean([f(run) for run in own]):.1f}" for f in columns.values())]
-        for title, own in found.items()
-    ]
+            averages = [f"{np.mean([f(run) for run in own]):.1f}" for f in columns.values()]
+            table.append([title, *averages])
     return study_tables.markdown_rows(["score: reference", *columns], table)
 
 
