@@ -235,24 +235,38 @@ def _classifier_seconds(record: Mapping[str, Any]) -> float | None:
 
 
 def training_seconds(run: Run, runs: Sequence[Run]) -> float:
-    r"""Returns the seconds that a run trained, with those of the classifier that it was given.
+    r"""Returns the seconds that everything took to train that a run's score needs.
+
+    A further way to score counts its method's training, a head its classifier's, and a sum that of
+    every network in it, each once.
 
     Arguments:
         run: The run.
-        runs: The runs of its study: older lines lack the seconds of a classifier that is one of them.
+        runs: The runs of its study.
 
     Returns:
-        The seconds; NaN where nothing was trained, or the classifier's are not known.
+        The seconds; NaN where those of a part are not known.
     """
-    classifier, further = run.config.get("classifier"), run.classifier_seconds
-    if classifier and further is None:
-        for other in runs:
-            same = (other.id, other.benchmark, other.seed) == (run.id, run.benchmark, run.seed)
-            if same and classifier == f"{{run:{other.method}}}":
-                further = further or other.train_seconds
-    if run.train_seconds is None or (classifier and further is None):
-        return np.nan
-    return run.train_seconds + (further or 0.0)
+    return sum(_trainings(run, runs).values())
+
+
+def _trainings(run: Run, runs: Sequence[Run]) -> dict[str, float]:
+    r"""Returns the seconds of each training that a run's score needs."""
+    same = [r for r in runs if (r.id, r.benchmark, r.seed) == (run.id, run.benchmark, run.seed)]
+    # A method that sees no reference has one run, which stands for all references.
+    same = sorted(same, key=lambda other: other.reference != run.reference)
+    by_method = {r.method: r for r in reversed(same) if r.train_seconds is not None}
+    own = by_method.get(run.method, run)
+    seconds = {run.method: np.nan if own.train_seconds is None else own.train_seconds}
+    classifier = run.config.get("classifier")
+    for source in (classifier, *run.config.get("evaluation", {}).get("together", ())):
+        needed = by_method.get(source.removeprefix("{run:").removesuffix("}")) if source else None
+        if needed:
+            seconds |= _trainings(needed, runs)
+        elif source:
+            known = own.classifier_seconds if source == classifier else None
+            seconds[source] = np.nan if known is None else known
+    return seconds
 
 
 def read_metrics(path: Path) -> dict[str, dict[str, float]]:

@@ -26,12 +26,13 @@ import figures
 import numpy as np
 import study_tables
 import task_tables
-from records import RECORDS, Run, read_runs, record_of
-from studies import load_study
+from records import METRICS, RECORDS, Run, read_runs, record_of
+from studies import Study, load_study
 from study_tables import Column, metric, validation
 
 from ood_osdre.errors import UserError, exit_status, one_line
 from ood_osdre.evaluation.scores import read_scores
+from ood_osdre.evaluation.tables import HELD
 from ood_osdre.files import write_text_atomic
 
 HERE = Path(__file__).parent
@@ -171,12 +172,34 @@ def path_terms(stage: str) -> str:
     return study_tables.differences(rows("pack_path_terms", stage), PATH_TERMS)
 
 
-def overview(study: str, id_name: str) -> str:
-    r"""Returns every set's AUROC of a study's ID data set, or the command that runs it."""
-    runs = [run for run in read_runs(RECORDS / f"{study}.jsonl") if run.id == id_name]
+def of_study(
+    name: str, table: Callable[[Study, Sequence[Run]], str], id_name: str | None = None
+) -> str:
+    r"""Returns a table of a study, or of one of its ID data sets, or the command that runs it."""
+    runs = [run for run in read_runs(RECORDS / f"{name}.jsonl") if id_name in (None, run.id)]
     if not runs:
-        return f"Not run yet: `python benchmarks/study.py {study} --data-root DIR`.\n"
-    return study_tables.overview(load_study(study), runs)
+        return f"Not run yet: `python benchmarks/study.py {name} --data-root DIR`.\n"
+    return table(load_study(name), runs)
+
+
+def paths(study: Study, runs: Sequence[Run]) -> str:
+    r"""Returns near and far AUROC and times of one-step and solver-based heads."""
+    columns = {
+        "near": metric(HELD), "far": metric("farood"), "head trained in (s)": lambda run: run.validation.get("seconds", np.nan),
+        "seconds": METHODS["seconds"],
+    }  # fmt: skip
+    return study_tables.means(study_tables.rows_of(study, runs), columns)
+
+
+def shares() -> str:
+    r"""Returns what the share of the reference that is of the ID data's own source decides."""
+    found = [
+        (load_study(name), read_runs(RECORDS / f"{name}.jsonl"))
+        for name in ("share_pixels", "share_heads")
+    ]
+    if not any(runs for _, runs in found):
+        return "Not run yet: `python benchmarks/study.py share_pixels --data-root DIR`.\n"
+    return study_tables.by_reference(found)
 
 
 def outliers(tables: str) -> str:
@@ -240,8 +263,21 @@ TABLES: dict[str, Callable[[], str]] = {
     "mirror-heads": lambda: chosen("mirror_heads"),
     "held-out-accuracy": accuracies,
     # Filled by their studies.
-    "main-cifar10": lambda: overview("main", "cifar10"),
-    "main-cifar100": lambda: overview("main", "cifar100"),
+    "paths-heads": lambda: of_study("paths_heads", paths),
+    "paths-heads-seconds": lambda: of_study("paths_heads_seconds", paths),
+    "paths-heads-sets": lambda: of_study("paths_heads", study_tables.overview),
+    "shares": shares,
+    "head-factors": lambda: of_study("head_factors", study_tables.crossed),
+    "head-factors-sets": lambda: of_study("head_factors", study_tables.overview),
+    "head-options": lambda: of_study("head_options", study_tables.crossed),
+    "main": lambda: of_study("main", study_tables.side_by_side),
+    **{
+        f"main-{id_name}-{name.lower().replace('@', '').replace('_', '-')}": partial(
+            of_study, "main", partial(study_tables.overview, name=name), id_name
+        )
+        for id_name in ("cifar10", "cifar100")
+        for name in METRICS[:-1]
+    },
 }
 
 

@@ -254,10 +254,78 @@ def learning(rows: Rows, loss: str) -> str:
     return markdown_rows(["method", *header, "checkpoint of step", "spread (nats)"], table)
 
 
+def near_far(runs: Sequence[Run]) -> str:
+    r"""Returns mean near and far AUROC; near counts what no reference of the manifest holds of it."""
+    if not runs:
+        return "-"
+    near = HELD if HELD in runs[0].metrics else "nearood"
+    values = [[run.metric(k) for run in runs] for k in (near, "farood")]
+    return " / ".join(map(mean_deviation, values))
+
+
+def side_by_side(study: Study, runs: Sequence[Run]) -> str:
+    r"""Returns near and far AUROC of each method, in a column for each ID data set and reference.
+
+    What sees no reference has the same numbers with each. Minutes are those of everything that a score
+    needs, trained on the study's machine.
+
+    Arguments:
+        study: The study.
+        runs: Its runs.
+    """
+    present = {(run.id, run.reference) for run in runs}
+    settings = [(i, r) for i in study.ids for r in study.references if (i, r) in present]
+    table = []
+    for title, own in rows_of(study, runs).items():
+        found = [
+            [run for run in own if run.id == i and (run.is_blind or run.reference == r)]
+            for i, r in settings
+        ]
+        minutes = np.mean([training_seconds(run, runs) for run in own]) / 60
+        seeds = str(max(map(len, found)))
+        table.append([title, seeds, *map(near_far, found), f"{minutes:.0f}"])
+    header = ["near / far AUROC (%)", "seeds", *(f"{i}, {r}" for i, r in settings), "minutes"]
+    return markdown_rows(header, table)
+
+
+def crossed(study: Study, runs: Sequence[Run]) -> str:
+    r"""Returns near and far AUROC of methods that are named `ROW: COLUMN`.
+
+    Arguments:
+        study: The study.
+        runs: Its runs.
+    """
+    found: dict[str, dict[str, list[Run]]] = {}
+    for title, own in rows_of(study, runs).items():
+        row, _, column = title.rpartition(": ")
+        found.setdefault(row, {})[column] = own
+    columns = list(dict.fromkeys(column for row in found.values() for column in row))
+    table = [[title, *(near_far(row.get(k, [])) for k in columns)] for title, row in found.items()]
+    return markdown_rows(["near / far AUROC (%)", *columns], table)
+
+
+def by_reference(studies: Sequence[tuple[Study, Sequence[Run]]]) -> str:
+    r"""Returns near and far AUROC with each reference, in a column for each method.
+
+    Arguments:
+        studies: Studies of the same references, with their runs.
+    """
+    columns: dict[str, list[Run]] = {}
+    for study, runs in studies:
+        columns |= rows_of(study, runs)
+    references = [Path(str(r)).stem for r in studies[0][0].references]
+    table = [
+        [name, *(near_far([r for r in own if r.reference == name]) for own in columns.values())]
+        for name in references
+    ]
+    return markdown_rows(["near / far AUROC (%)", *columns], table)
+
+
 def overview(study: Study, runs: Sequence[Run], name: str = "AUROC") -> str:
     r"""Returns a metric of every set and mean, a table for each ID data set, benchmark and reference.
 
-    The training time of a head counts that of its classifier, whichever run trained it.
+    With AUROC stand validation, accuracy, times and the calibration of heads. Training times are those
+    of :func:`records.training_seconds`.
 
     Arguments:
         study: The study.
@@ -269,22 +337,23 @@ def overview(study: Study, runs: Sequence[Run], name: str = "AUROC") -> str:
     texts = []
     for setting in settings:
         own = [run for run in runs if (run.id, run.benchmark, run.reference) == setting]
-        columns: dict[str, Column] = {"val AUROC": validation("val_auroc")}
-        columns |= {
+        columns: dict[str, Column] = {
             row: metric(row, name) for row in dict.fromkeys(k for r in own for k in r.metrics)
-        }
-        columns |= {"accuracy": lambda run: np.nan if run.accuracy is None else run.accuracy}
-        columns |= {
-            "trained in (s)": partial(training_seconds, runs=runs),
-            "seconds": lambda run: run.score_seconds,
         }
         what = f"{name} in percent: {setting[0]}, {setting[1]}, reference {setting[2]}"
         if HELD in columns and setting[2] in by_path:
             what += ", given by path: nearood counts near sets whole, whatever it holds of their "
             what += f"classes; {HELD} the parts that no reference of the manifest holds"
+        if name == "AUROC":
+            columns = {"val AUROC": validation("val_auroc"), **columns}
+            columns |= {"accuracy": lambda run: np.nan if run.accuracy is None else run.accuracy}
+            columns |= {
+                "trained in (s)": partial(training_seconds, runs=runs),
+                "seconds": lambda run: run.score_seconds,
+            }
         texts.append(f"{what}\n\n{means(rows_of(study, own), columns)}")
         heads = rows_of(study, [run for run in own if "held_out_log_mass_0" in run.validation])
-        if heads:
+        if heads and name == "AUROC":
             what = (
                 "Calibration on held-out images of the same two sets, at the head's rank, in nats"
             )

@@ -459,6 +459,29 @@ def test_the_calibration_of_heads_is_a_table_of_its_own() -> None:
     assert "Calibration" not in tables.overview(study, runs[1:])
 
 
+def test_methods_stand_side_by_side_with_each_reference() -> None:
+    import study_tables as tables
+    from studies import Study
+
+    values = {**STUDY, "methods": {"a": {}, "blind": {"references": ["r"]}}}
+    study = Study.of({**values, "ids": ["i", "j"], "references": ["r", "s"]}, "test")
+
+    def run(method: str, seed: int, id_name: str, reference: str, near: float) -> "Run":
+        metrics = {"near_held": {"AUROC": near}, "farood": {"AUROC": 90.0}}
+        config = {"estimator": "classifier"} if method == "blind" else {}
+        settings = {"id": id_name, "reference": reference, "config": config}
+        return run_of(method, seed, 0.5, metrics=metrics, train_seconds=180.0, **settings)
+
+    runs = [run("a", 0, "i", "r", 70.0), run("a", 1, "i", "r", 72.0), run("a", 0, "j", "s", 50.0)]
+    runs += [run("blind", 0, "i", "r", 60.0), run("a", 0, "i", "s", 71.0)]
+    assert tables.side_by_side(study, runs).splitlines() == [
+        "| near / far AUROC (%) | seeds | i, r | i, s | j, s | minutes |",
+        "| :-- | --: | --: | --: | --: | --: |",
+        "| a | 2 | 71.0 ± 1.4 / 90.0 ± 0.0 | 71.0 / 90.0 | 50.0 / 90.0 | 3 |",
+        "| blind | 1 | 60.0 / 90.0 | 60.0 / 90.0 | - | 3 |",
+    ]
+
+
 def test_the_training_time_of_a_head_counts_its_classifier(tmp_path: Path) -> None:
     from records import finished_run, training_seconds
 
@@ -474,7 +497,15 @@ def test_the_training_time_of_a_head_counts_its_classifier(tmp_path: Path) -> No
     ):
         head = run_of("h", 1, 0.5, config=config, classifier_seconds=known)
         assert training_seconds(head, others) == pytest.approx(expected, nan_ok=True)
-    assert np.isnan(training_seconds(variant, others))
+    # A further way to score is as old as its model; a sum needs all its networks, each once.
+    assert training_seconds(variant, others) == 100.0
+    head = run_of("h", 1, 0.5, config=named)
+    parts = {"evaluation": {"together": ["{run:h}", "{run:c}"]}}
+    total = run_of("t", 1, 0.5, config=parts, train_seconds=5.0)
+    assert training_seconds(total, [*others, head, total]) == 106.0
+    further = total.replace(variant="v", train_seconds=None)
+    assert training_seconds(further, [*others, head, total]) == 106.0
+    assert np.isnan(training_seconds(total, [head, total]))
 
     quick = Quick()
     for name, options in (("c", []), ("h", [f"classifier={tmp_path / 'c'}"])):
