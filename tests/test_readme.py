@@ -94,7 +94,7 @@ def test_no_link_between_pages_is_dead() -> None:
     dead = []
     for page in pages:
         text = page.read_text(encoding="utf-8")
-        for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        for target in re.findall(r"""(?:\]\(|src=")([^)"\s]+)""", text):
             path, _, anchor = target.partition("#")
             if "://" in path:
                 continue
