@@ -31,6 +31,10 @@ BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 ODD = '<b>&"odd"</b>'
 COUNTS = {"id_test": 60, "tin": 40, ODD: 30}
 CONFIG = {"estimator": "one_step", "head": None, "title": "a <title>"}
+TABLE = [
+    "benchmark,set,role,images,FPR@95,AUROC,AUROC_std,AUPR_IN,AUPR_OUT,FPR@95_ID",
+    "b,tin,near,40,9.0,91.5,0.5,90.0,89.0,10.0",
+]
 
 
 class Page(HTMLParser):
@@ -275,7 +279,12 @@ def test_a_page_that_cannot_be_drawn_is_one_warning(
         (None, "", "no run to report on, expected run.json or metrics.csv"),
         ("run.json", "{", "run.json: not a run record"),
         ("run.json", "[]", "run.json: not a run record (got list)"),
-        ("metrics.csv", "set,role\n", "metrics.csv: not the table of a run"),
+        *(
+            ("metrics.csv", text, "metrics.csv: not the table of a run (")
+            for text in ("", "set,role\n", TABLE[0], "\n".join(TABLE)[:-9], "\0\1,\n\n\xff")
+        ),
+        ("metrics.csv", "\n".join(TABLE).replace("91.5", "9l.5"), "not the table of a run (could"),
+        ("metrics.csv", "\n".join(TABLE).replace("40", "4o"), "not the table of a run (could"),
     ],
 )
 def test_a_folder_without_a_run_is_refused(

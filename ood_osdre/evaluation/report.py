@@ -165,7 +165,11 @@ def _table(folder: Path) -> pd.DataFrame | None:
         return None
     try:
         table = pd.read_csv(path, keep_default_na=False, dtype=str)
-        table[["benchmark", "set", "role", "images", *COLUMNS.values()]]
+        rows = table.loc[table["role"] != "id", ["benchmark", "set", "images", *COLUMNS.values()]]
+        if rows.empty:
+            raise ValueError("no row of metrics")
+        rows[[*COLUMNS.values()]].astype(float)  # where a line was cut, cells are empty
+        table.filter(regex="^images$|_std$").replace("", "0").astype(float)
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"{path}: not the table of a run ({one_line(error, 80)})") from None
     return table
@@ -178,7 +182,7 @@ def _rows(table: pd.DataFrame) -> Iterator[Row]:
         for column in COLUMNS.values():
             deviation = row.get(f"{column}_std", "")
             cells.append(_fixed(row[column]) + (f" ± {_fixed(deviation)}" if deviation else ""))
-        images = f"{int(row['images']):,}" if row["images"] else ""
+        images = f"{float(row['images']):,.0f}" if row["images"] else ""
         yield {"set": row["set"], "role": row["role"], "images": images, "cells": cells}
 
 
@@ -309,13 +313,11 @@ def _thumbnail(images: "ImageSet", index: int, side: int) -> str:
 
 def _facts(record: Mapping[str, Any], sources: Sequence[Path]) -> dict[str, str]:
     r"""Returns what has to be known to repeat a run, in words."""
-    commit, results = record.get("commit"), record.get("results", {})
+    commit, results = record.get("commit") or {}, record.get("results", {})
     seeds = [_record(source).get("seed") for source in sources]
     facts = {
         "seed": ", ".join(str(seed) for seed in seeds if seed is not None),
-        "commit": commit["revision"] + (" with changes" if commit["dirty"] else "")
-        if commit
-        else "",
+        "commit": commit and commit["revision"] + " with changes" * commit["dirty"],
         "command": shlex.join(map(str, record.get("command", []))),
         "created": record.get("created", ""),
         "device": record.get("device"),
