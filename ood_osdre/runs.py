@@ -255,6 +255,7 @@ def _table(
         reference=reference,
         remark=_remark(manifest, reference),
         addends=addends,
+        seeds=(config.training.seed,),
         **of_sets,
         **facts,
     )

@@ -93,7 +93,8 @@ def make_run(folder: Path, data: BenchmarkData, seed: int = 0) -> MetricsTable:
             score = rng.normal({"id": 2, "near": 0, "far": -3}[role], 1, len(s))
             scores.add(role, name, score, s.labels if role == "id" else s.labels * 0 - 1, s.names)
     write_scores(folder / "scores.npz", scores)
-    table = MetricsTable.of(scores.metrics(), "A <benchmark>", counts=scores.counts())
+    facts = {"counts": scores.counts(), "seeds": (seed,)}
+    table = MetricsTable.of(scores.metrics(), "A <benchmark>", **facts)
     table.to_csv(folder / "metrics.csv")
     (folder / "metrics.md").write_text(table.to_markdown())
     best = {"val_log_mass_0": 0.125, "val_log_mass_1": -0.5, "val_posterior_error": 0.0625}
@@ -232,6 +233,29 @@ def test_seeds_have_one_page_that_leads_to_theirs(
     assert "0, 1" in page.texts
     ids = [attrs["id"] for _, attrs in page.elements if "id" in attrs]
     assert len(ids) == len(set(ids))
+
+
+@pytest.mark.usefixtures("bare")
+def test_a_page_of_seeds_is_of_those_averaged_and_finds_sets_by_name(
+    tmp_path: Path, data: BenchmarkData
+) -> None:
+    tables = {i: make_run(tmp_path / f"seed-{i}", data, seed=i) for i in (0, 1, 2)}
+    join_seeds([tables[0], tables[2]], tmp_path)
+    # The same sets in another order, and one that the other seed has not.
+    header, own, *rows = (tmp_path / "seed-2" / "metrics.csv").read_text().splitlines()
+    rows = [header, own, *rows[::-1], rows[0].replace(",tin,", ",more,")]
+    (tmp_path / "seed-2" / "metrics.csv").write_text("\n".join(rows))
+    page = Page(write_report(tmp_path).read_text())
+    assert page.of("a", "href") == ["seed-0/report.html", "seed-2/report.html"]
+    assert "0, 2" in page.texts
+    at = page.texts.index("Seeds")
+    cells = [text for text in page.texts[at:] if text][2:]
+    names = [*tables[0].rows, "more"]
+    assert cells[: 1 + len(names)] == ["Seed", *names]
+    for seed, more in ((0, []), (2, [f"{100 * tables[2].mean('tin').auroc:.2f}"])):
+        found = [f"{100 * tables[seed].mean(name).auroc:.2f}" for name in tables[0].rows]
+        start = cells.index(f"seed-{seed}") + 1
+        assert cells[start : start + len(found + more)] == found + more
 
 
 @pytest.mark.usefixtures("bare")

@@ -57,7 +57,6 @@ CALIBRATED = {
 }
 
 Row = dict[str, Any]
-
 log = logging.getLogger(__name__)
 
 
@@ -102,10 +101,9 @@ def write_report(folder: Path, data: "BenchmarkData | None" = None) -> Path:
     Raises:
         UserError: If the folder holds no run, a file of it is damaged, or the page cannot be written.
     """
-    folder = local(folder)
-    seeds = sorted(folder.glob(f"seed-*/{RECORD}"), key=lambda p: (len(p.parent.name), p))
-    sources = [folder] if (folder / RECORD).is_file() or not seeds else [p.parent for p in seeds]
-    record, table = _record(sources[0]), _table(folder)
+    table = _table(folder := local(folder))
+    sources = _sources(folder, table)
+    record = _record(sources[0])
     has_more = (folder / LOG).is_file() or checkpoint_path(folder, CALIBRATION).is_file()
     if not record and table is None and not has_more:
         raise UserError(f"{folder}: no run to report on, expected {RECORD} or metrics.csv")
@@ -120,13 +118,21 @@ def write_report(folder: Path, data: "BenchmarkData | None" = None) -> Path:
         rows=[] if table is None else list(_rows(table)),
         notes=_notes(folder),
         runs=[_run(source, data if source == folder else None) for source in sources[:SEEDS]],
-        seeds=[_seed(source, folder) for source in sources] if seeds[1:] else [],
+        seeds=[_seed(source, folder) for source in sources] if sources[1:] else [],
         facts=facts,
         sets=_sets(record),
         options=flat(config),
     )
     write_text_atomic(folder / REPORT, text)
     return folder / REPORT
+
+
+def _sources(folder: Path, table: pd.DataFrame | None) -> list[Path]:
+    r"""Returns the folders of the seeds that were averaged, or else the folder itself."""
+    seeds = [] if (folder / RECORD).is_file() else list(folder.glob(f"seed-*/{RECORD}"))
+    if table is not None and (known := table.get("seeds", [""])[0]):
+        seeds = [path for path in seeds if path.parent.name.removeprefix("seed-") in known.split()]
+    return [p.parent for p in sorted(seeds, key=lambda p: (len(p.parent.name), p))] or [folder]
 
 
 def _template() -> jinja2.Template:
@@ -218,7 +224,7 @@ def _run(folder: Path, data: "BenchmarkData | None") -> Row:
         what = score_label(record.get("config", {}), scores)
         run |= {"what": what, "densities": densities(scores, what), "rankings": rankings(scores)}
         run["gallery"] = list(_gallery(scores, data))
-        run["flagged"] = _flagged(scores, conformal)
+        run["flagged"] = [] if conformal is None else _flagged(scores, conformal)
     histories = _histories(folder, record)
     panels = [p for stage in histories.items() for p in over_steps(*stage)]
     run["training"] = [panel for panel in panels if panel.level is None]
@@ -236,15 +242,12 @@ def _conformal(folder: Path) -> SplitConformal | None:
     if not checkpoint_path(folder, CALIBRATION).is_file():
         return None
     tensors, metadata, _ = read_checkpoint(folder, CALIBRATION)
-    if "scores" not in tensors or metadata.get("alpha") is None:
-        return None
-    return SplitConformal(tensors["scores"].numpy(), metadata["alpha"])
+    known = "scores" in tensors and metadata.get("alpha") is not None
+    return SplitConformal(tensors["scores"].numpy(), metadata["alpha"]) if known else None
 
 
-def _flagged(scores: Scores, conformal: SplitConformal | None) -> list[tuple[str, float]]:
+def _flagged(scores: Scores, conformal: SplitConformal) -> list[tuple[str, float]]:
     r"""Returns the share of each set that a calibrated decision flags."""
-    if conformal is None:
-        return []
     sets = {n: s for role in ("id", *OOD_ROLES) for n, s in scores.of(role).items()}
     return [(name, float(conformal.flagged(s.score).mean())) for name, s in sets.items()]
 
@@ -260,8 +263,7 @@ def _histories(folder: Path, record: Mapping[str, Any]) -> dict[str, list[Row]]:
             except (ValueError, RecursionError):
                 continue  # a line that was damaged
             entries += [entry] if isinstance(entry, dict) else []
-        name = path.parent.relative_to(folder).as_posix()
-        found["" if name == "." else name] = entries
+        found[path.parent.relative_to(folder).as_posix().removeprefix(".")] = entries
     return found or {"": record.get("validation", {}).get("history", [])}
 
 

@@ -74,6 +74,7 @@ class MetricsTable:
         parts: The near sets that are companions, each with its whole set.
         remark: What a reader has to know of the benchmark.
         addends: The tables of the parts that a summed score has, by their names.
+        seeds: The seed of each run; empty if they are not known.
     """
 
     title: str
@@ -90,6 +91,7 @@ class MetricsTable:
     parts: Mapping[str, str] = field(default_factory=dict)
     remark: str = ""
     addends: Mapping[str, "MetricsTable"] = field(default_factory=dict)
+    seeds: tuple[int, ...] = ()
 
     @classmethod
     def of(
@@ -116,8 +118,7 @@ class MetricsTable:
             overlaps: The near sets of whose classes the reference holds some, each with its
                 companion; None without one.
             parts: The near sets that are companions, each with its whole set.
-            facts: Other attributes: `parameters`, `reference`, `steps`, `remark`
-                and `addends`.
+            facts: Other attributes: `parameters`, `reference`, `steps`, `remark`, ...
 
         Raises:
             UserError: If there is neither a near nor a far set, or two rows had the same name.
@@ -177,9 +178,7 @@ class MetricsTable:
 
     def std(self, row: str) -> OODMetrics | None:
         r"""Returns the sample standard deviation of a row over runs; None for one run."""
-        if self.runs < 2:
-            return None
-        return OODMetrics(*np.std(self.rows[row], axis=0, ddof=1).tolist())
+        return None if self.runs < 2 else OODMetrics(*np.std(self.rows[row], 0, ddof=1).tolist())
 
     def notes(self) -> list[str]:
         r"""Returns what has to be said beneath the table, one line each."""
@@ -214,7 +213,7 @@ class MetricsTable:
                 yield f"{name}: a part of {whole}; only {HELD} counts it, in place of {whole}."
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:
-        r"""Writes a CSV file, in percent, with standard deviations as columns of their own.
+        r"""Writes a CSV file, in percent; of several runs with their deviations and `seeds`.
 
         The first row, of role `id`, holds the ID accuracy, the number of parameters and the
         scoring seconds. They are empty in every other row, as the metrics are in this one. The last
@@ -224,8 +223,7 @@ class MetricsTable:
         of_parts = [f"{column} of {name}" for name in self.addends for column in metrics]
         of_run = ["ID_ACC", "ID_ACC_std", "parameters", "seconds", "seconds_std"]
         accuracy, seconds = _mean_std(self.accuracy, 100), _mean_std(self.seconds, 1)
-        no_metrics = [None] * (1 + len(metrics))
-        no_parts = [None] * len(of_parts)
+        no_metrics, no_parts = [None] * (1 + len(metrics)), [None] * len(of_parts)
         rows = [["id", "id", *no_metrics, *accuracy, self.parameters, *seconds, *no_parts]]
         for name in self.rows:
             head = [name, self.roles[name], self.counts.get(name)]
@@ -235,6 +233,8 @@ class MetricsTable:
         frame = pd.DataFrame(rows, columns=columns, dtype=object)
         frame.insert(0, "benchmark", self.title)
         frame.insert(3, "runs", self.runs)
+        if self.runs > 1:
+            frame.insert(4, "seeds", " ".join(map(str, self.seeds)))
         write_text_atomic(path, frame.to_csv(index=False, lineterminator="\n"))
 
     def to_markdown(self) -> str:
@@ -296,7 +296,7 @@ def aggregate(tables: Sequence[MetricsTable]) -> MetricsTable:
                 what = "rows" if key == "roles" else key
                 raise UserError(f"cannot join tables whose {what} differ: {found}, {expected}")
 
-    def join(runs: list[tuple[float, ...]]) -> tuple[float, ...]:
+    def join(runs: list[tuple[Any, ...]]) -> tuple[Any, ...]:
         # A mean over some of the runs would be taken for one over all.
         return sum(runs, ()) if all(runs) else ()
 
@@ -305,6 +305,7 @@ def aggregate(tables: Sequence[MetricsTable]) -> MetricsTable:
         rows={row: tuple(v for table in tables for v in table.rows[row]) for row in first.rows},
         accuracy=join([table.accuracy for table in tables]),
         seconds=join([table.seconds for table in tables]),
+        seeds=join([table.seeds for table in tables]),
         addends={name: aggregate([t.addends[name] for t in tables]) for name in first.addends},
     )
 
