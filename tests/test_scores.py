@@ -33,6 +33,10 @@ def test_scores_are_short_and_drawn() -> None:
     areas = [(p.get_data().values * np.diff(p.get_data().edges)).sum() for p in ax.patches]
     assert len(areas) == len(SETS)
     assert all(0.7 < area <= 1 + 1e-9 for area in areas)  # of few scores, one is outside
+    # Whether numbers are log-ratios, they do not say: those of a classifier look alike.
+    assert ax.get_xlabel() == "score, larger = more ID"
+    named = scores.plot(Figure().subplots(), "log-ratio (nats)")
+    assert named.get_xlabel() == "log-ratio (nats), larger = more ID"
     with pytest.raises(UserError, match="got no scores"):
         Scores().plot()
 

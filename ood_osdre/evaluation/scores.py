@@ -66,11 +66,13 @@ class Scores:
         sets = [f"{n}: {len(s.score)}" for own in self._sets.values() for n, s in own.items()]
         return f"Scores({', '.join(sets)})"
 
-    def plot(self, ax: Any = None) -> Any:  # noqa: ANN401
+    def plot(self, ax: Any = None, what: str | None = None) -> Any:  # noqa: ANN401
         r"""Draws the histogram of every set over the central 98 % of all, and returns the axes.
 
         Arguments:
             ax: Axes of matplotlib's; None for new ones.
+            what: What the scores are, with their unit, such as `"log-ratio (nats)"`, which their
+                numbers do not say; None for what is known of them.
 
         Raises:
             UserError: If there are no scores.
@@ -87,8 +89,8 @@ class Scores:
             # Of all scores of the set, also those that lie outside.
             heights = np.histogram(score, edges)[0] / (len(score) * np.diff(edges))
             ax.stairs(heights, edges, label=f"{name} (n = {len(score)})")
-        unit = "sum of standardised parts" if self.parts else "score (a log-ratio: nats)"
-        ax.set(xlabel=f"{unit}, larger = more ID", ylabel="density")
+        what = what or ("sum of standardised parts" if self.parts else "score")
+        ax.set(xlabel=f"{what}, larger = more ID", ylabel="density")
         ax.legend()
         return ax
 
