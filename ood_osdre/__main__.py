@@ -37,6 +37,7 @@ exit status:
   2  a mistake in the command or its input, told in one line; nothing was written
   3  stopped by a signal or a time budget and saved (fit, eval); go on with --resume
   130  interrupted
+  141  whoever read the output has gone
 """
 
 

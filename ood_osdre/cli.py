@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from .config import Config, load_config, shortened, with_seed
 from .data.manifests import BENCHMARKS, benchmark_names
-from .errors import FAILED, UserError, count, did_you_mean, exit_status, number
+from .errors import UserError, count, did_you_mean, exit_status, number
 from .evaluation.records import read_record
 from .files import local
 from .resources import names
@@ -90,9 +90,6 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
         sys.stdout.reconfigure(errors="replace")  # a terminal without ± gets a ?
     try:
         return exit_status(lambda: run(args))
-    except BrokenPipeError:  # the reader of the table has gone; the files are written
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
-        return FAILED
     finally:
         if "RANK" in os.environ:
             from .training.distributed import leave

@@ -17,11 +17,12 @@ __all__ = [
 import argparse
 import difflib
 import math
+import os
 import sys
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-FAILED, INTERRUPTED = 2, 130
+FAILED, INTERRUPTED, CLOSED = 2, 130, 141
 # Half of a word's letters agree with too many other words by chance.
 CUTOFF = 0.6
 
@@ -38,9 +39,23 @@ class UserError(ValueError):
 def exit_status(command: Callable[[], int]) -> int:
     r"""Runs a command and returns its exit status, 2 for a user's error, 130 if interrupted.
 
+    Where the reader of its output has gone, as `head` goes, it ends without a word and with 141, which
+    is what a shell says of `cat` then.
+
     Arguments:
         command: What to run once the arguments are parsed. Returns an exit status.
     """
+    try:
+        status = _told(command)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - Python writes what is left at its end
+        return CLOSED
+    return status
+
+
+def _told(command: Callable[[], int]) -> int:
     try:
         return command()
     except UserError as error:

@@ -18,10 +18,11 @@ from image_roots import make_root
 from PIL import Image
 
 import ood_osdre
-from ood_osdre.cli import FAILED, main
+from ood_osdre.cli import main
 from ood_osdre.data import load_benchmark, load_manifest
 from ood_osdre.data.transforms import Preprocess
 from ood_osdre.detectors.one_step import OneStepDetector
+from ood_osdre.errors import FAILED
 from ood_osdre.evaluation.evaluate import evaluate_benchmark
 from ood_osdre.evaluation.metrics import OODMetrics
 from ood_osdre.evaluation.tables import MetricsTable

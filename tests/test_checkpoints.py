@@ -18,10 +18,10 @@ from safetensors.torch import load_file, save_file
 from test_training import assert_identical, batches, make
 from torch import nn
 
-from ood_osdre.cli import FAILED, main
+from ood_osdre.cli import main
 from ood_osdre.data.inputs import read
 from ood_osdre.detectors.scorer import load_scorer
-from ood_osdre.errors import UserError
+from ood_osdre.errors import FAILED, UserError
 from ood_osdre.evaluation.scores import read_scores
 from ood_osdre.objectives import Batch
 from ood_osdre.training.checkpoint import (

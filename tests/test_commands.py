@@ -303,6 +303,14 @@ def test_the_monitor_is_the_drift_monitor(
     assert 145 <= alarms[0]["start"] < alarms[0]["input"] < 200
 
 
+def test_a_stream_without_inputs_is_told(
+    rows: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    type_in(monkeypatch, "")
+    assert main(["monitor", str(rows / "run")]) == 2
+    assert capsys.readouterr().err == "error: standard input: nothing to watch.\n"
+
+
 def test_a_stream_is_scored_as_it_comes(rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     r"""What has come is scored before the next input has: a stream may pause."""
     reading, writing = os.pipe()
@@ -394,6 +402,7 @@ MISTAKES = {
     "file": (["fit", "{id}", "{id}", "--out", "{file}"], "cannot be a folder"),
     "no run": (["score", "nowhere", "{id}", "--out", "{new}"], "no checkpoint here"),
     "no files": (["score", "{run}", "{empty}", "--out", "{new}"], "nothing to score"),
+    "no input": (["score", "{run}"], "standard input: nothing to score"),
     "mistyped": (["score", "{run}", "{id}", "nowhere", "--out", "{new}"], "nowhere: no such file"),
     "pattern": (["score", "{run}", "{id}/*.gif", "--out", "{new}"], "no such file .* pattern"),
     "too few": (["monitor", "{run}"], "expected .* at least 50"),

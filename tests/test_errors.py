@@ -1,6 +1,8 @@
 r"""Tests for the ood_osdre.errors module."""
 
 import argparse
+import subprocess
+import sys
 
 import pytest
 
@@ -47,3 +49,22 @@ def test_numbers_from_0(text: str) -> None:
     assert [number()("0"), number(positive=True)("1e-3")] == [0.0, 1e-3]
     with pytest.raises(argparse.ArgumentTypeError, match="expected a finite number"):
         number(positive=text == "0")(text)
+
+
+@pytest.mark.parametrize("length", [1, 99_999])
+def test_a_reader_that_has_gone_ends_a_command_without_a_word(length: int) -> None:
+    code = f"""
+import sys
+from ood_osdre.errors import UserError, exit_status
+sys.stdin.read()
+sys.exit(exit_status(lambda: print({length} * "x") or 0))
+"""
+    command, pipe = [sys.executable, "-c", code], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdout.close()
+        process.stdin.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+        assert process.wait() == 141

@@ -12,9 +12,9 @@ import pytest
 import torch
 from image_roots import as_cifar, make_root
 
-from ood_osdre.cli import BENCHMARKS, FAILED, UNFINISHED, default_config, main, parser, read_config
+from ood_osdre.cli import BENCHMARKS, UNFINISHED, default_config, main, parser, read_config
 from ood_osdre.detectors import load_scorer
-from ood_osdre.errors import UserError
+from ood_osdre.errors import FAILED, UserError
 from ood_osdre.evaluation.scores import read_scores
 
 FAST = ["--quiet", "--device", "cpu", "network.width=0.125", "network.depths=[1, 1, 1, 1]"]

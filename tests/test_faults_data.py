@@ -7,7 +7,8 @@ import pytest
 import torch
 from image_roots import as_cifar, edit, make_root, write_image
 
-from ood_osdre.cli import FAILED, main
+from ood_osdre.cli import main
+from ood_osdre.errors import FAILED
 
 LISTS, IMAGES = Path("benchmark_imglist/toy"), Path("images_classic")
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 import ood_osdre
-from ood_osdre.cli import FAILED, UNFINISHED, main
+from ood_osdre.cli import UNFINISHED, main
 from ood_osdre.detectors.one_step import OneStepDetector
-from ood_osdre.errors import UserError
+from ood_osdre.errors import FAILED, UserError
 from ood_osdre.models.bases import RBFBasis
 from ood_osdre.models.networks import CoefficientNetwork
 from ood_osdre.models.ratio import OneStepRatio

@@ -14,14 +14,14 @@ import yaml
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ood_osdre.cli import FAILED, UNFINISHED, main, parser, read_config
+from ood_osdre.cli import UNFINISHED, main, parser, read_config
 from ood_osdre.config import Config, HeadConfig, with_seed
 from ood_osdre.data import BenchmarkData, load_digits_benchmark
 from ood_osdre.data.sets import hold_out_id
 from ood_osdre.data.transforms import Preprocess
 from ood_osdre.detectors import Scorer, TrainedModel, head_data, load_scorer, read_classifier
 from ood_osdre.detectors import feature_head as heads
-from ood_osdre.errors import UserError
+from ood_osdre.errors import FAILED, UserError
 from ood_osdre.evaluation.evaluate import Validation
 from ood_osdre.evaluation.scores import read_scores
 from ood_osdre.export import TOLERANCE, export_scorer

@@ -9,7 +9,8 @@ import pytest
 import torch
 from image_roots import as_cifar, make_root, write_image
 
-from ood_osdre.cli import FAILED, UNFINISHED, main
+from ood_osdre.cli import UNFINISHED, main
+from ood_osdre.errors import FAILED
 from ood_osdre.evaluation.records import differences, read_record
 from ood_osdre.training import checkpoint as checkpoints
 

@@ -14,9 +14,9 @@ from scipy.special import logsumexp
 from torch import Tensor, nn
 
 from ood_osdre import OneStepDetector, load_scorer
-from ood_osdre.cli import FAILED, UNFINISHED, main, members_of, parser, read_config
+from ood_osdre.cli import UNFINISHED, main, members_of, parser, read_config
 from ood_osdre.data import load_digits_benchmark
-from ood_osdre.errors import UserError
+from ood_osdre.errors import FAILED, UserError
 from ood_osdre.evaluation.metrics import ood_metrics
 from ood_osdre.evaluation.scores import read_scores
 from ood_osdre.export import TOLERANCE, DeployedScorer, export_scorer

@@ -5,13 +5,12 @@ __all__ = ["STDIN", "add_scoring", "find_scorer", "finish", "input_lines", "new_
 import argparse
 import io
 import logging
-import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import FAILED, UserError, exit_status
+from ..errors import UserError, exit_status
 
 if TYPE_CHECKING:
     from ..detectors import Scorer
@@ -44,19 +43,13 @@ def add_scoring(parser: argparse.ArgumentParser) -> None:
 
 
 def finish(command: Callable[[], int]) -> int:
-    r"""Runs a verb and returns its exit status; whoever read its output may have gone."""
+    r"""Runs a verb and returns its exit status."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     # Names of files are bytes, and a terminal may lack a character.
     for stream, errors in ((sys.stdout, "surrogateescape"), (sys.stderr, "backslashreplace")):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=errors)
-    try:
-        status = exit_status(command)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
-        return FAILED
-    return status
+    return exit_status(command)
 
 
 def find_scorer(args: argparse.Namespace) -> "Scorer":

@@ -88,6 +88,8 @@ def run(args: argparse.Namespace) -> int:
                 found = {"input": state.alarm, "name": name, **state._asdict()}
                 print(json.dumps({k: found[k] for k in found if k not in ("inputs", "alarm")}))
                 sys.stdout.flush()
+    if not monitor.count and not failed:
+        raise UserError("standard input: nothing to watch.")
     if not args.quiet:
         mean = ""
         if monitor.count:

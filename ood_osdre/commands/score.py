@@ -81,8 +81,9 @@ def run(args: argparse.Namespace) -> int:
     bar = Bar(desc="scoring", unit="file", disable=args.quiet or not live)
     with opened(args.out) as file, bar:
         rows = csv.writer(file, lineterminator="\n")
-        rows.writerow(["file", score, "p_value", "decision", "class", "error"])
         for part in score_items(scorer, in_parts(scorer, items_of(args.images, scorer))):
+            if not total:  # no header stands alone
+                rows.writerow(["file", score, "p_value", "decision", "class", "error"])
             for row in cells(part, scorer, conformal):
                 rows.writerow(row)
                 total += 1
