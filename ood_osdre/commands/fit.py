@@ -78,6 +78,9 @@ def main(arguments: Sequence[str] | None = None, prog: str = "ood-osdre fit") ->
 def run(args: argparse.Namespace) -> int:
     r"""Trains, calibrates and saves; returns 3 if it was stopped before."""
     check_folder(args.out, args.resume)
+    for source in filter(None, (args.id, args.reference, args.calibrate)):
+        if not os.path.exists(os.path.expanduser(source)):
+            raise UserError(f"{source}: no such folder or file.")
     if args.backbone and args.classifier:
         raise UserError("--backbone: got --classifier, too; expected one network.")
     vectors = is_table(args.id)
