@@ -53,7 +53,7 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
 @pytest.mark.filterwarnings("error")
 def test_draws_two_panels_with_shared_range(tmp_path: Path, figures: list[Figure]) -> None:
     before = dict(matplotlib.rcParams)
-    far = {"mnist": SHAPES["thousands away"], "svhn": ID - 2.5}
+    far = {"mnist": SHAPES["thousands away"], "_svhn": ID - 2.5}
     scores, title = scores_of(ID, near={"tin": ID - 1}, far=far), "CIFAR-10, pack: $x^$ a_b"
     draw_scores(tmp_path / "d.png", scores, title)
     left, right = figures[0].axes
@@ -65,6 +65,7 @@ def test_draws_two_panels_with_shared_range(tmp_path: Path, figures: list[Figure
     assert figures[0].get_suptitle() == title
     assert [name.split("\n")[0] for name in legends[0]] == ["id (ID)", "tin"]
     assert legends[0][0].startswith("id (ID)\nn = 500; 95 % kept at ≥ ")
+    assert [name.split("\n")[0].strip() for name in legends[1][1:]] == ["mnist", "_svhn"]
     assert legends[1][1].startswith("mnist\nn = 400; AUROC 100.00; 95 % caught at ≤ -3")
     assert legends[1][1].endswith(" (100 % further left)")
     assert "further" not in legends[0][1] + legends[1][2]

@@ -37,6 +37,9 @@ def test_scores_are_short_and_drawn() -> None:
     assert ax.get_xlabel() == "score, larger = more ID"
     named = scores.plot(Figure().subplots(), "log-ratio (nats)")
     assert named.get_xlabel() == "log-ratio (nats), larger = more ID"
+    scores.add("far", "_x", [0.0, 1.0], [-1, -1], ["a", "b"])
+    names = [t.get_text().strip() for t in scores.plot(Figure().subplots()).get_legend().texts]
+    assert names == [f"{name} (n = {n})" for _, name, n in (*SETS, ("far", "_x", 2))]
     with pytest.raises(UserError, match="got no scores"):
         Scores().plot()
 

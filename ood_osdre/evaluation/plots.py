@@ -15,6 +15,7 @@ __all__ = [
     "Stroke",
     "as_svg",
     "draw_panels",
+    "legend_name",
     "over_steps",
     "stroke",
     "swatch",
@@ -141,6 +142,11 @@ def stroke(index: int) -> Stroke:
     return STROKES[index % len(STROKES)]
 
 
+def legend_name(name: str) -> str:
+    r"""Returns a name to be shown in a legend, where Matplotlib leaves out what begins with `_`."""
+    return f" {name}" if name.startswith("_") else name
+
+
 def draw_panels(path: str | os.PathLike[str], panels: Sequence[Panel], title: str) -> None:
     r"""Draws panels side by side on common axes, a legend below each, into an image.
 
@@ -246,7 +252,8 @@ def _draw(ax: Axes, panel: Panel) -> None:
     r"""Draws a panel."""
     for i, line in enumerate(panel.lines):
         (color, dashes), fill = line.stroke, 0.08 if i else 0.25
-        x, y, label = line.x, line.y, "\n".join(filter(None, (line.name, line.note)))
+        x, y = line.x, line.y
+        label = legend_name("\n".join(filter(None, (line.name, line.note))))
         style: dict[str, Any] = {"color": color, "linestyle": dashes, "linewidth": 1.5}
         if x.size == y.size:
             ax.plot(x, y, label=label, marker="." if x.size == 1 else None, **style)

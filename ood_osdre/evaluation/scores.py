@@ -79,6 +79,8 @@ class Scores:
         """
         import matplotlib.pyplot as plt
 
+        from .plots import legend_name
+
         sets = {name: s.score for own in self._sets.values() for name, s in own.items()}
         if not sets:
             raise UserError("plot: got no scores, expected a set; add one.")
@@ -88,7 +90,7 @@ class Scores:
         for name, score in sets.items():
             # Of all scores of the set, also those that lie outside.
             heights = np.histogram(score, edges)[0] / (len(score) * np.diff(edges))
-            ax.stairs(heights, edges, label=f"{name} (n = {len(score)})")
+            ax.stairs(heights, edges, label=legend_name(f"{name} (n = {len(score)})"))
         what = what or ("sum of standardised parts" if self.parts else "score")
         ax.set(xlabel=f"{what}, larger = more ID", ylabel="density")
         ax.legend()
