@@ -1,13 +1,13 @@
 r"""Exports the folded scorer, preprocessing inside, to a file that needs none of this package.
 
-    python -m ood_osdre.export CHECKPOINT FILE.onnx
-    python -m ood_osdre.export CHECKPOINT FILE.pt2 --inputs FOLDER --tolerance 1e-3
+    ood-osdre export RUN FILE.onnx
+    ood-osdre export RUN FILE.pt2 --inputs FOLDER --tolerance 1e-3
 
 The file maps uint8 images `images`, with shape (B, H, W, 3) and any B, to `log_ratio`, with shape
 (B), in nats (larger = more ID), and, if the network has a class head, to `logits`. Of a detector of
 vectors the inputs are `vectors`, float64 with shape (B, d), so that coordinates such as times keep
 their digits. Of a run that sums parts the output is `score`, without a unit. Of a detector that is
-calibrated, `ood-osdre export` adds `p_value`, with `--p-value`, and `decision`, +1 for ID and -1 for OOD,
+calibrated, the command adds `p_value`, with `--p-value`, and `decision`, +1 for ID and -1 for OOD,
 with `--threshold`, each with shape (B): those of the detector at this log-ratio.
 
 Before the file is written, each output is compared with the original, on inputs of yours (a folder
@@ -22,9 +22,7 @@ packages of the extra `export`. A detector with a backbone of your own is export
 
 __all__ = ["DeployedScorer", "export_scorer"]
 
-import argparse
 import io
-import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -38,9 +36,9 @@ from torch.nn import functional as F
 
 from .data.inputs import read
 from .data.transforms import Preprocess
-from .detectors import Scorer, load_scorer
-from .errors import UserError, exit_status, number, one_line
-from .files import atomic_path, local
+from .detectors import Scorer
+from .errors import UserError, one_line
+from .files import atomic_path
 from .models import FoldedRatio, Prediction, RatioModel, RepresentationRatio, SummedScore, copied
 from .training.surroundings import own_surroundings
 
@@ -307,35 +305,3 @@ def _write_onnx(module: DeployedScorer, images: Tensor, path: Path) -> Run:
 
 def _batch() -> torch.export.Dim:
     return torch.export.Dim("batch", min=1, max=65_536)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    r"""Runs the command and returns its exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m ood_osdre.export",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("checkpoint", type=local, metavar="CHECKPOINT", help="a run folder")
-    parser.add_argument("file", type=local, metavar="FILE", help="ends in .onnx or .pt2")
-    parser.add_argument("--inputs", metavar="PATH", help="what to compare on: images or vectors")
-    parser.add_argument(
-        "--tolerance",
-        type=number(positive=True),
-        default=TOLERANCE,
-        help="the largest difference, as a share of the spread (default: %(default)s)",
-    )
-    args = parser.parse_args(argv)
-    return exit_status(lambda: run(args))
-
-
-def run(args: argparse.Namespace) -> int:
-    r"""Exports the scorer of a run folder."""
-    scorer = load_scorer(args.checkpoint)
-    difference = export_scorer(scorer, args.file, args.inputs, args.tolerance)
-    print(f"{args.file}: agrees with {args.checkpoint} to {difference:.1e} of the outputs' spread")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

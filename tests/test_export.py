@@ -10,12 +10,13 @@ import torch
 from torch import nn
 
 from ood_osdre import export
+from ood_osdre.commands.export import main
 from ood_osdre.config import Config
 from ood_osdre.data.transforms import Preprocess, Standardise
 from ood_osdre.detectors.scorer import Scorer, TrainedModel
 from ood_osdre.errors import UserError
 from ood_osdre.evaluation.evaluate import score_images
-from ood_osdre.export import export_scorer, main
+from ood_osdre.export import export_scorer
 from ood_osdre.training.build import build_ratio
 
 NETWORK = {"width": 0.125, "depths": [1, 1, 1, 1], "stem_stride": 2}
