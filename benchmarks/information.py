@@ -49,6 +49,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaln, i0e, ndtr, psi
+from study_tables import markdown_rows
 from tqdm import tqdm
 
 from ood_osdre.errors import UserError, exit_status
@@ -296,6 +297,17 @@ def read(paths: Iterable[Path]) -> list[dict[str, Any]]:
     return lines
 
 
+def coverage(lines: Sequence[dict[str, Any]]) -> float:
+    r"""Returns the share of intervals that hold the truth."""
+    return float(np.mean([r["low"] <= r["truth"] <= r["high"] for r in lines]))
+
+
+def width(lines: Sequence[dict[str, Any]]) -> float:
+    r"""Returns the median width in units of the oracle's; where all of that are 0, so is this."""
+    ratios = [(r["high"] - r["low"]) / r["oracle"] for r in lines if r["oracle"] > 1e-6]
+    return float(np.median(ratios or [0.0]))
+
+
 def summary(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     r"""Returns a row for every task, d and size, and what it falls short of."""
     groups = defaultdict(list)
@@ -304,9 +316,8 @@ def summary(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     rows = []
     for (task, d, n), own in sorted(groups.items(), key=lambda item: (item[0][2], item[0][:2])):
         known = own[0]["truth"]
-        covered = float(np.mean([r["low"] <= known <= r["high"] for r in own]))
+        covered = coverage(own)
         error = float(np.mean([r["nats"] for r in own])) - known
-        ratios = [(r["high"] - r["low"]) / r["oracle"] if r["oracle"] > 1e-6 else 0 for r in own]
         slowest = max(r["seconds"] for r in own)
         faults = [
             name
@@ -318,7 +329,7 @@ def summary(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             if bad
         ]
         row = {"task": task, "d": d, "n": n, "runs": len(own), "truth": known, "error": error}
-        row |= {"coverage": covered, "width": float(np.median(ratios)), "seconds": slowest}
+        row |= {"coverage": covered, "width": width(own), "seconds": slowest}
         row["method"] = "/".join(sorted({r["method"] for r in own}))
         rows.append(row | {"short of": ", ".join(faults)})
     return rows
@@ -327,19 +338,14 @@ def summary(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def report(lines: Sequence[dict[str, Any]]) -> str:
     r"""Returns the table, and the pooled numbers below it."""
     rows = summary(lines)
-    head = list(rows[0])
     shown = [
         [f"{v:.3g}" if isinstance(v, float) else str(v) for v in row.values()] for row in rows
     ]
-    table = [head, [":--"] * len(head), *shown]
-    text = "\n".join(f"| {' | '.join(cells)} |" for cells in table)
-    covered = np.mean([r["low"] <= r["truth"] <= r["high"] for r in lines])
-    ratios = [(r["high"] - r["low"]) / r["oracle"] for r in lines if r["oracle"] > 1e-6]
     bad = sorted({row["task"] for row in rows if row["short of"]} - set(EXCEPTIONS))
     return (
-        f"{text}\n\n{len(lines)} runs: pooled coverage {covered:.3f} (asked {COVERAGE}), median "
-        f"width {np.median(ratios):.2f} oracles (asked {WIDTH}); short of something and no named "
-        f"exception: {', '.join(bad) or 'none'}"
+        f"{markdown_rows(list(rows[0]), shown)}\n{len(lines)} runs: pooled coverage "
+        f"{coverage(lines):.3f} (asked {COVERAGE}), median width {width(lines):.2f} oracles (asked "
+        f"{WIDTH}); short of something and no named exception: {', '.join(bad) or 'none'}"
     )
 
 

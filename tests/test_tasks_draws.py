@@ -238,3 +238,15 @@ def test_truths_of_the_benchmark_are_means_of_its_log_ratios(benchmarks: Path) -
         error = drawn.log_ratio.std() / 20_000**0.5
         assert abs(drawn.log_ratio.mean() - information.truth(task, d)) <= 4 * error + 1e-9
     assert len(list(information.grid())) == 23 * (40 + 10)
+
+
+def test_the_report_of_the_benchmark_counts_what_holds_the_truth(benchmarks: Path) -> None:
+    import information
+
+    line = {"task": "weak", "d": 1, "n": 500, "truth": 1.0, "nats": 1.0, "low": 0.8, "high": 1.2}
+    line |= {"oracle": 0.2, "seconds": 1.0, "method": "ksg"}
+    lines = [line, line | {"low": 1.1}, line | {"task": "independent", "oracle": 0.0}]
+    text = information.report(lines)
+    assert "| independent | 1 | 500 | 1 | 1 | 0 | 1 | 0 | 1 | ksg |  |" in text
+    assert "| weak | 1 | 500 | 2 | 1 | 0 | 0.5 | 1.25 | 1 | ksg | coverage |" in text
+    assert "3 runs: pooled coverage 0.667 (asked 0.9), median width 1.25 oracles" in text
