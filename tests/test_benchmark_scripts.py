@@ -1,7 +1,9 @@
 r"""Single benchmarks: what they measure on small problems, and what they refuse before they do."""
 
+import ast
 import importlib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +19,7 @@ from ood_osdre.config import Config
 from ood_osdre.data import load_benchmark, load_manifest
 from ood_osdre.objectives import TimeScoreMatching
 from ood_osdre.paths.times import UniformTimes
+from ood_osdre.tasks.__main__ import TASKS
 from ood_osdre.training import checkpoint as checkpoints
 from ood_osdre.training.build import build_ratio
 
@@ -52,6 +55,17 @@ def status_of(script: str, options: Sequence[str]) -> int | str | None:
         return importlib.import_module(script).main(options)
     except SystemExit as stop:  # the parser's
         return stop.code
+
+
+def test_help_has_no_markup(benchmarks: Path) -> None:
+    package = Path(checkpoints.__file__).parents[1]
+    suites = [package / "tasks" / "suites" / f"{name}.py" for name, _ in TASKS.values()]
+    files = [path for folder in (package, benchmarks) for path in folder.rglob("*.py")]
+    shown = [p for p in files if re.search(r"description=__doc__|new_parser\(", p.read_text())]
+    assert len(shown) > 20
+    for path in (*shown, *suites):
+        text = ast.get_docstring(ast.parse(path.read_text())) or ""
+        assert not re.search(r":[a-z]+:`|^\.\. [a-z]+::", text, re.MULTILINE), path
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,16 @@ r"""Measures how much of a training gradient is signal, for each objective, at d
 
     python benchmarks/speed/gradient_snr.py [--samples 4096] [--seeds 5]
 
-For the gradient :math:`g` of one sample's loss, the signal-to-noise ratio is
+For the gradient g of one sample's loss, the signal-to-noise ratio is
 
-.. math:: \mathrm{SNR} = \frac{\| \mathbb{E} g \|^2}{\mathrm{tr} \, \mathrm{Cov}(g)} \, ,
+    SNR = |E g|² / tr Cov(g),
 
 so that a batch of about 1 / SNR samples has a mean gradient with as much signal as noise. What the
 gradient is of and on what data is said in `gradients.py`.
 
 The noise is measured from each form's own samples, through the losses of the package. The signal
 of the noisy forms cannot be measured that way (it would take some 1e8 samples); but forms with
-the same minimiser have the same expected gradient, up to :math:`O(\delta^2)`, as the path
+the same minimiser have the same expected gradient, up to O(δ²), as the path
 difference, and that has little noise. The block forms have an expected gradient of their own: its
 path difference moves one block at a time. Squared means come without bias from pairs of
 independent groups. "direct" is the signal from the form's own samples, a check where it is far
