@@ -1,7 +1,7 @@
 r"""The tables of single benchmarks, each a function of its record's results."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from study_tables import markdown_rows
@@ -21,6 +21,12 @@ HEADS = {
     "ratio_mlp_broad": "Ratio head, MLP, a third of the reference broadened",
 }
 OURS_WARM = "ours, warm"
+
+# What may order families of methods, and what it is to order.
+GUIDES = ("mirror", "validation")
+TEST = "test"
+#: Families of methods on an ID data set with a reference, in the record of `transfer.py`.
+Panel: TypeAlias = Mapping[str, Mapping[str, Any]]
 
 
 def run(record: Mapping[str, Any], scores: Scores, title: str) -> str:
@@ -153,3 +159,23 @@ def outliers(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
         rows.append([method, *(f"{value:.1f}" for value in (*cells, np.mean(cells), flagged))])
     titles = [table if kind is None else f"{kind}, {table.split()[0]}" for table, kind in kinds]
     return markdown_rows(["method", *titles, "mean", "inliers flagged"], rows)
+
+
+def transfer(results: Mapping[str, Panel]) -> str:
+    r"""Returns each family's numbers with their intervals, and rho, a table a panel."""
+
+    def cell(values: Sequence[float | None], digits: int = 1) -> str:
+        if values[0] is None:
+            return "-"
+        estimate, low, high = (f"{value:.{digits}f}" for value in values)
+        return f"{estimate} [{low}, {high}]"
+
+    texts = []
+    for title, panel in results.items():
+        rows = [
+            [name, *(cell(own[k]) for k in (*GUIDES, TEST))]
+            for name, own in panel["families"].items()
+        ]
+        rows.append(["Spearman's rho with test", *(cell(panel["rho"][k], 2) for k in GUIDES), ""])
+        texts.append(f"{title}\n\n{markdown_rows(['family', *GUIDES, TEST], rows)}")
+    return "\n".join(texts)

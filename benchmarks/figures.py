@@ -12,6 +12,7 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 import pandas as pd
+from bench_tables import GUIDES, TEST
 from matplotlib import image
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -108,6 +109,42 @@ def nfe_plot(path: Path, rows: Mapping[str, Sequence[Run]], solvers: Sequence[st
         figure.legend(handles, titles, loc="outside lower center", ncols=3)
         with atomic_path(path) as temporary:
             figure.savefig(temporary, dpi=120)
+
+
+def transfer(path: Path) -> None:
+    r"""Draws the test against either guide, a row of panels for each ID data set and reference."""
+    results = record_of(RECORDS / "transfer.json")["results"]
+    names = list(dict.fromkeys(name for panel in results.values() for name in panel["families"]))
+    marks = {
+        n: (STROKES[i % len(STROKES)][0], "osD^v"[i // len(STROKES)]) for i, n in enumerate(names)
+    }
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(8.4, 3.4 * len(results) + 1.2), layout="constrained")
+        FigureCanvasAgg(figure)
+        grid = figure.subplots(len(results), len(GUIDES), squeeze=False, sharey="row")
+        for axes, (title, panel) in zip(grid, results.items(), strict=True):
+            for ax, guide in zip(axes, GUIDES, strict=True):
+                for name, own in panel["families"].items():
+                    color, marker = marks[name]
+                    if own[guide][0] is not None:
+                        (x, *ends), (y, *others) = own[guide], own[TEST]
+                        bars = {"xerr": _bars(x, ends), "yerr": _bars(y, others)}
+                        ax.errorbar(x, y, **bars, fmt=marker, color=color, label=name, lw=0.8)
+                rho, low, high = panel["rho"][guide]
+                ax.set_title(f"{title}: rho {rho:.2f} [{low:.2f}, {high:.2f}]")
+                ax.set_xlabel(f"{guide} AUROC (%)")
+            axes[0].set_ylabel("test AUROC (%)")
+        labelled = [ax.get_legend_handles_labels() for ax in grid.flat]
+        handles = {n: h for hs, ns in labelled for h, n in zip(hs, ns, strict=True)}
+        figure.legend(handles.values(), handles, loc="outside lower center", ncols=2)
+        with atomic_path(path) as temporary:
+            figure.savefig(temporary, dpi=120, format="png")
+
+
+def _bars(value: float, ends: Sequence[float]) -> list[list[float]]:
+    r"""Returns the lengths of an interval's sides; of a skewed bootstrap the value may lie outside."""
+    low, high = ends
+    return [[max(value - low, 0)], [max(high - value, 0)]]
 
 
 def _of(rows: Mapping[str, Sequence[Run]], name: str) -> list[Sequence[Run]]:

@@ -96,7 +96,7 @@ def _job(study: Study, name: str, setting: Setting, seed: int, out: Path) -> Job
         # What sees no reference is trained once, with any of them.
         others = study.references_of(need)
         reference = setting[2] if setting[2] in others else others[0]
-        needs[need] = _folder(out, (*setting[:2], reference), need, seed)
+        needs[need] = run_folder(out, (*setting[:2], reference), need, seed)
 
     def filled(options: Sequence[str]) -> list[str]:
         named = [RUN.sub(lambda m: str(needs[m[1]]), option) for option in options]
@@ -111,13 +111,14 @@ def _job(study: Study, name: str, setting: Setting, seed: int, out: Path) -> Job
         config=study.config.replace("{id}", setting[0]),
         steps=method.steps or study.steps,
         seed=seed,
-        folder=_folder(out, setting, name, seed),
+        folder=run_folder(out, setting, name, seed),
         overrides=[f"training.seed={seed}", f"title={name}", *options],
         needs=needs,
     )
 
 
-def _folder(out: Path, setting: Setting, name: str, seed: int) -> Path:
+def run_folder(out: Path, setting: Setting, name: str, seed: int) -> Path:
+    r"""Returns where a run of a study trains; a variant has a folder in it."""
     return out / slug("-".join(filter(None, setting))) / slug(name) / f"seed-{seed}"
 
 

@@ -101,7 +101,7 @@ class Study(Options):
         steps: To how many steps a training is shortened; null for the configuration's.
         seeds: The training seeds.
         curve: Whether loss curves are kept.
-        keep: Whether scores and plots of the first seed are kept below `results/`.
+        keep: The methods of which scores and plots of the first seed are kept below `results/`.
         shared: Lists that others refer to by YAML's anchors; read nowhere else.
         methods: The methods by name, as the tables have them.
     """
@@ -116,13 +116,16 @@ class Study(Options):
     steps: Count | None = None
     seeds: Seeds
     curve: bool = False
-    keep: bool = False
+    keep: list[Text] = Field(default_factory=list)
     shared: dict[str, Any] = Field(default_factory=dict)
     methods: Annotated[dict[Text, Method], Field(min_length=1)]
 
     def _conflicts(self) -> Iterator[str]:
         if RUN.search("\n".join(self.common)):
             yield "common: names the run of a method, expected the options of methods to do that."
+        for name in self.keep:
+            if name not in self.methods:
+                yield f"keep: got {name!r}, which is no method."
         folders: dict[str, str] = {}
         for name, method in self.methods.items():
             if (other := folders.setdefault(slug(name), name)) != name:

@@ -210,8 +210,9 @@ class Runner:
             if curve and variant == job.method.variant
             else None,
         )
-        if self.study.keep and job.seed == min(self.study.seeds):
-            name = slug("-".join(filter(None, [*job.setting, job.name, variant])))
+        own = job.name in self.study.keep and variant == job.method.variant
+        if own and job.seed == min(self.study.seeds):
+            name = slug("-".join(filter(None, [*job.setting, job.name])))
             for file in KEPT:
                 with atomic_path(self.args.results / self.args.study / name / file) as temporary:
                     shutil.copyfile(folder / file, temporary)

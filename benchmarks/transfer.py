@@ -1,6 +1,6 @@
 r"""How well the mirrored problem and the validation order families of methods on the test sets.
 
-    python benchmarks/transfer.py [--out benchmarks/results]
+    python benchmarks/transfer.py [--runs runs] [--out benchmarks/records]
 
 A family is a method of the main study and its like on `mirror0` and `mirror1`. Three numbers of it are
 compared, AUROCs in percent: *mirror*, the mean of near and far over both draws and all seeds, with the
@@ -10,8 +10,8 @@ first two orders the families by the third, for each ID data set and reference.
 
 Intervals are of 95 %, by bootstrap over seeds and test images: a replicate draws seeds anew, the same for
 all families, and adds what drawing the images of each test set anew, the same for all families, changes in
-the AUROC of the first seed, whose scores are kept. Mirrored runs keep no scores: theirs are over seeds
-alone. What is found is a finding: nothing is chosen by it.
+the AUROC of the first seed, by the scores in its run's folder. Intervals of the mirrored numbers are over
+seeds alone. What is found is a finding: nothing is chosen by it.
 """
 
 import argparse
@@ -19,27 +19,25 @@ import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
-import matplotlib
+import bench_tables
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+from bench_tables import GUIDES, TEST, Panel
+from jobs import run_folder
 from numpy.typing import NDArray
 from outputs import require_writable
 from records import RECORDS, Run, read_runs
 from scipy import stats
 from studies import slug
-from study_tables import markdown_rows
 
 from ood_osdre.data.manifests import load_manifest
 from ood_osdre.errors import UserError, count, exit_status
-from ood_osdre.evaluation.plots import STROKES, STYLE
+from ood_osdre.evaluation.records import RunRecord
 from ood_osdre.evaluation.scores import Scores, read_scores
 from ood_osdre.evaluation.tables import HELD
-from ood_osdre.files import atomic_path, local
+from ood_osdre.files import local
 
-RESULTS = Path(__file__).parent / "results"
 MAIN = "main"
 MIRRORED = ("mirror_pixels", "mirror_heads")
 # The mirrored method, where it has another name than the main one, and the mirrored reference.
@@ -52,8 +50,6 @@ LIKE = {
     "OS-DRE, representation, conditional": ("mirror_heads", "conditional"),
 }
 STANDS_FOR = {"tiny_reference": "reference_mixed", "tin_reference": "reference_other"}
-GUIDES = ("mirror", "validation")
-TEST = "test"
 
 Array: TypeAlias = NDArray[np.float64]
 
@@ -135,7 +131,7 @@ def image_changes(run: Run, scores: Scores, replicates: int) -> Array:
 
 def families(
     reference: str, runs: Sequence[Run], mirrored: Mapping[str, Sequence[Run]],
-    results: Path, replicates: int,
+    out: Path, replicates: int,
 ) -> list[Family]:  # fmt: skip
     r"""Returns the families of a reference that the main and a mirrored study have lines of.
 
@@ -143,7 +139,7 @@ def families(
         reference: The main study's reference.
         runs: Its runs of an ID data set.
         mirrored: Those of the mirrored studies, by name.
-        results: The folder of the scores that were kept.
+        out: The scratch folder of the main study.
         replicates: The number of replicates.
     """
     found = []
@@ -158,10 +154,10 @@ def families(
             by_draw.setdefault(run.benchmark, []).append(quality(run))
         test = resampled([[quality(run) for run in own]], replicates)
         first = min(own, key=lambda run: run.seed)
-        parts = [first.id, first.benchmark, first.reference, method, variant]
-        kept = results / MAIN / slug("-".join(filter(None, parts))) / "scores.npz"
-        if kept.is_file():
-            test = test + image_changes(first, read_scores(kept), replicates)
+        setting = first.id, first.benchmark, first.reference
+        folder = run_folder(out, setting, method, first.seed)
+        scores = read_scores(folder / slug(variant) / "scores.npz")
+        test = test + image_changes(first, scores, replicates)
         found.append(
             Family(
                 ", ".join(filter(None, [method, variant])),
@@ -197,85 +193,22 @@ def spearman(found: Sequence[Family], guide: str) -> Array:
         return np.asarray((a * b).sum(axis=0) / np.sqrt((a**2).sum(axis=0) * (b**2).sum(axis=0)))
 
 
-def table(found: Sequence[Family]) -> str:
-    r"""Returns each family's numbers with their intervals, best on the test sets first, and rho."""
+def record_of_panel(found: Sequence[Family]) -> Panel:
+    r"""Returns each family's numbers, best on the test sets first, and how either guide orders them."""
 
-    def cell(values: Array, digits: int = 1) -> str:
-        if not np.isfinite(values[0]):
-            return "-"
-        low, high = interval(values)
-        return f"{values[0]:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
+    def cell(values: Array) -> list[float | None]:
+        known = np.isfinite(values[0])
+        return (
+            [round(float(v), 4) for v in (values[0], *interval(values))] if known else [None] * 3
+        )
 
     ordered = sorted(found, key=lambda f: -f.test[0])
-    rows = [[f.name, *map(cell, f[1:])] for f in ordered]
-    rhos = [cell(spearman(found, guide), 2) for guide in GUIDES]
-    return markdown_rows(
-        ["family", *GUIDES, TEST], [*rows, ["Spearman's rho with test", *rhos, ""]]
-    )
-
-
-def draw(path: Path, panels: Mapping[str, Sequence[Family]]) -> None:
-    r"""Draws the test against either guide, a row of panels for each ID data set and reference.
-
-    Arguments:
-        path: The image to write.
-        panels: The families, by the title of the row.
-    """
-    names = list(dict.fromkeys(f.name for found in panels.values() for f in found))
-    marks = {
-        n: (STROKES[i % len(STROKES)][0], "osD^v"[i // len(STROKES)]) for i, n in enumerate(names)
-    }
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(8.4, 3.4 * len(panels) + 1.2), layout="constrained")
-        FigureCanvasAgg(figure)
-        grid = figure.subplots(len(panels), len(GUIDES), squeeze=False, sharey="row")
-        for axes, (title, found) in zip(grid, panels.items(), strict=True):
-            for ax, guide in zip(axes, GUIDES, strict=True):
-                for family in found:
-                    color, marker = marks[family.name]
-                    place: dict[str, Any] = {}
-                    for axis, values in (("x", getattr(family, guide)), ("y", family.test)):
-                        low, high = interval(values) if np.isfinite(values[0]) else (np.nan,) * 2
-                        place[axis] = values[0]
-                        # Of a skewed bootstrap the estimate may lie outside.
-                        bar = [[max(values[0] - low, 0)], [max(high - values[0], 0)]]
-                        place[f"{axis}err"] = bar
-                    ax.errorbar(**place, fmt=marker, color=color, label=family.name, lw=0.8)
-                rho = spearman(found, guide)
-                ax.set_title(
-                    f"{title}: rho {rho[0]:.2f} [{', '.join(f'{v:.2f}' for v in interval(rho))}]"
-                )
-                ax.set_xlabel(f"{guide} AUROC (%)")
-            axes[0].set_ylabel("test AUROC (%)")
-        labelled = [ax.get_legend_handles_labels() for ax in grid.flat]
-        handles = {n: h for hs, ns in labelled for h, n in zip(hs, ns, strict=True)}
-        figure.legend(handles.values(), handles, loc="outside lower center", ncols=2)
-        with atomic_path(path) as temporary:
-            figure.savefig(temporary, dpi=120, format="png")
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    r"""Draws the scatter and prints the tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
-    add("--records", type=local, default=RECORDS, metavar="DIR")
-    add(
-        "--results",
-        type=local,
-        default=RESULTS,
-        metavar="DIR",
-        help="of the scores that were kept",
-    )
-    add("--out", type=local, default=RESULTS, metavar="DIR", help="for transfer.png")
-    add("--replicates", type=count(1), default=1000)
-    args = parser.parse_args(argv)
-    return exit_status(lambda: run(args))
+    numbers = {f.name: {name: cell(getattr(f, name)) for name in (*GUIDES, TEST)} for f in ordered}
+    return {"families": numbers, "rho": {guide: cell(spearman(found, guide)) for guide in GUIDES}}
 
 
 def run(args: argparse.Namespace) -> int:
-    r"""Draws the scatter and prints the tables."""
+    r"""Measures all families, prints the tables and writes the record."""
     require_writable(args.out)
     mirrored = {name: read_runs(args.records / f"{name}.jsonl") for name in MIRRORED}
     panels = {}
@@ -283,19 +216,39 @@ def run(args: argparse.Namespace) -> int:
     for id_name in dict.fromkeys(run.id for run in runs):
         own = [run for run in runs if run.id == id_name]
         for reference in STANDS_FOR:
-            found = families(reference, own, mirrored, args.results, args.replicates)
+            found = families(reference, own, mirrored, args.runs / MAIN, args.replicates)
             # Of two families an order says nothing.
             if len(found) > 2:
-                panels[f"{id_name}, {reference}"] = found
+                panels[f"{id_name}, {reference}"] = record_of_panel(found)
     if not panels:
         raise UserError(
             f"{args.records}: no three families have lines in the main and a mirrored study; run "
             f"{MAIN}, and {' and '.join(MIRRORED)}, first."
         )
-    draw(args.out / "transfer.png", panels)
-    for title, found in panels.items():
-        print(f"{title}\n\n{table(found)}")
+    print(bench_tables.transfer(panels))
+    RunRecord(
+        config={"replicates": args.replicates, "studies": [MAIN, *MIRRORED]},
+        seed=0,
+        device="cpu",
+        results=panels,
+    ).write(args.out / "transfer.json")
     return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    r"""Measures all families, prints the tables and writes the record."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--records", type=local, default=RECORDS, metavar="DIR", help="of the studies")
+    add(
+        "--runs", type=local, default=Path("runs"), metavar="DIR", help="the scratch of `study.py`"
+    )
+    add("--out", type=local, default=RECORDS, metavar="DIR", help="for transfer.json")
+    add("--replicates", type=count(1), default=1000)
+    args = parser.parse_args(argv)
+    return exit_status(lambda: run(args))
 
 
 if __name__ == "__main__":

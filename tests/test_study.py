@@ -105,7 +105,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Quick:
 
 
 def test_a_run_leaves_one_line_that_remakes_it(tmp_path: Path, quick: Quick) -> None:
-    write_study(tmp_path, curve=True, keep=True)
+    write_study(tmp_path, curve=True, keep=["a"])
     assert give(tmp_path, "--seeds", "1") == 0
     own, variant, other = lines(tmp_path)
     assert [own["method"], variant["variant"], other["method"]] == ["a", "NFE 2", "b"]
@@ -128,6 +128,8 @@ def test_a_run_leaves_one_line_that_remakes_it(tmp_path: Path, quick: Quick) -> 
     assert give(tmp_path) == 0
     kept = {path.name for path in (tmp_path / "results" / "s" / "digits-digits-a").iterdir()}
     assert kept == {"scores.npz", "score_density.png"}
+    # Neither a method that is not named nor a further way to score.
+    assert [path.name for path in (tmp_path / "results" / "s").iterdir()] == ["digits-digits-a"]
     assert len(lines(tmp_path)) == 6
 
 

@@ -105,12 +105,15 @@ def test_replicates_of_images_are_those_of_scikit_learn() -> None:
 
 
 def test_families_are_paired_and_ordered(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import bench_tables
+    import figures
     import transfer
-    from records import write_runs
+    from records import record_of, write_runs
+    from studies import slug
 
-    command = ["--records", str(tmp_path), "--results", str(tmp_path), "--out", str(tmp_path)]
+    command = ["--records", str(tmp_path), "--runs", str(tmp_path), "--out", str(tmp_path)]
     command += ["--replicates", "50"]
     assert transfer.main(command) == 2
     assert (
@@ -148,9 +151,12 @@ def test_families_are_paired_and_ordered(
             heads.append(run_of("conditional", seed, 77.0, **place))
     for name, runs in (("main", main), ("mirror_pixels", mirror), ("mirror_heads", heads)):
         write_runs(tmp_path / f"{name}.jsonl", runs)
-    kept = tmp_path / "main" / "cifar10-openood_subset-tiny_reference-OS-DRE-pixels"
-    kept.mkdir(parents=True)
-    write_scores(kept / "scores.npz", scores_of(0.5))
+    for run in main:
+        kept = tmp_path / "main" / f"cifar10-openood_subset-{run.reference}" / slug(run.method)
+        kept = kept / "seed-0" / run.variant
+        kept.mkdir(parents=True, exist_ok=True)
+        shift = 0.5 if run.method == "OS-DRE, pixels" else 9.0
+        write_scores(kept / "scores.npz", scores_of(shift))
     assert transfer.main(command) == 0
     text = capsys.readouterr().out
     assert text.startswith("cifar10, tiny_reference\n")
@@ -169,4 +175,8 @@ def test_families_are_paired_and_ordered(
     for i, (x, y) in enumerate(((mirror_means, test), (validation, [*test[:3], 85]))):
         rho = stats.spearmanr(x, y).statistic
         assert rows["| Spearman's rho with test"][i].startswith(f"{rho:.2f} [")
+    results = record_of(tmp_path / "transfer.json")["results"]
+    assert text == f"{bench_tables.transfer(results)}\n"
+    monkeypatch.setattr(figures, "RECORDS", tmp_path)
+    figures.transfer(tmp_path / "transfer.png")
     assert (tmp_path / "transfer.png").stat().st_size > 10_000
