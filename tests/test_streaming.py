@@ -1,6 +1,7 @@
 r"""Images that stay files: the same numbers as from memory, and never many of them at once."""
 
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -424,3 +425,52 @@ def test_a_damaged_cache_is_found_when_it_is_written_or_the_data_are_checked(
     assert (cache / "mine.npy").exists()
     once_more = load_benchmark(manifest, root, progress=False)
     np.testing.assert_array_equal(once_more.reference.images, before)
+
+
+def test_a_large_array_of_another_size_is_resized_as_it_is_read(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    array = RNG.integers(0, 256, (200, 20, 24, 3), dtype=np.uint8)
+    np.save(root / "array.npy", array)
+    edit(root, "test_far.txt", list="array.npy", count=len(array))
+    manifest = load_manifest(root / "toy.yml", "toy")
+    held = load_benchmark(manifest, root, progress=False)
+    monkeypatch.setattr(image_files, "LIMIT", 100 * SIDE * SIDE * 3)
+    most, resized = [], image_files.ResizedRows._fetched
+
+    def counted(self: image_files.ResizedRows, rows: np.ndarray) -> np.ndarray:
+        most.append(len(rows))
+        return resized(self, rows)
+
+    monkeypatch.setattr(image_files.ResizedRows, "_fetched", counted)
+    data = load_benchmark(manifest, root, root / "none", progress=False)
+    assert 0 < max(most) < 100
+    assert data.checksums == held.checksums
+    assert not list((root / "none").glob("array-*"))
+    large, small = data.far["far"], held.far["far"]
+    rows = np.array([190, 3, 3])
+    np.testing.assert_array_equal(large.images[:], small.images[:])
+    np.testing.assert_array_equal(large.subset(rows).images[:], small.images[rows])
+    # As what trains, its rows are fetched for their step.
+    chosen = [torch.as_tensor(rows)]
+    for images_of in (large.images, small.images):
+        ((batch, within),) = streaming.StepImages(
+            [images_of], lambda _: chosen, torch.device("cpu")
+        )(0)
+        np.testing.assert_array_equal(batch[within], small.images[rows])
+
+
+def test_checking_that_all_can_be_decoded_holds_few(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made, empty = [], np.empty
+    monkeypatch.setattr(
+        images.np, "empty", lambda *a, **k: made.append(empty(*a, **k)) or made[-1]
+    )
+    as_cifar(root)
+    for name in ("3", "4"):
+        (root / f"images_classic/far/far/{name}.png").write_bytes(b"damaged")
+    command = ["check", "--id", "cifar10", "--benchmark", str(root / "toy.yml"), "--decode"]
+    assert main([*command, "--data-root", str(root)]) == 0
+    assert re.search(r"cannot decode 2 files: .*far/3\.png.*\n", capsys.readouterr().out)
+    assert not [x.shape for x in made if x.ndim == 4 and len(x) > 1]

@@ -112,7 +112,7 @@ def _decoded(status: SetStatus, size: int) -> SetStatus:
         return status
     try:
         paths = [status.images / n for n in status.list.names]
-        decode_all(paths, size, str(status.spec), progress=sys.stderr.isatty())
+        decode_all(paths, size, str(status.spec), sys.stderr.isatty(), keep=False)
     except UserError as error:
         return replace(status, state="corrupt", detail=str(error))
     return status

@@ -1,13 +1,12 @@
 r"""Loads a benchmark: those of its sets that are whole on disk.
 
 A set is decoded once and kept in the cache; a large one (`LIMIT`) stays files, decoded as they are
-read. Every ID set must have the classes of training. Sets that share images, and a reference that
+read, or an array, resized as it is read. Every ID set must have the classes of training. Sets that share images, and a reference that
 holds classes of a near set without a companion, are warned of.
 """
 
 __all__ = ["BenchmarkData", "choose_benchmark", "load_benchmark", "load_digits_benchmark"]
 
-import hashlib
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -22,7 +21,7 @@ from PIL import Image
 from ..errors import UserError
 from ..files import local, map_array, stat
 from .builtin import load_digits_sets, synthetic_ood
-from .image_files import ImageFiles, array_of, is_large
+from .image_files import ImageFiles, ResizedRows, checksum_of, is_large
 from .images import cached_array, decode_all, image_files, square
 from .manifests import BENCHMARKS, Manifest, SetSpec, load_manifest
 from .sets import ImageSet, count_shared, fingerprints, hold_out_reference, key_of
@@ -240,8 +239,7 @@ def _assemble(
 
     for (role, name), images in loaded.items():
         if f"{role}/{name}" not in checksums:
-            pixels = array_of(images.images).data
-            checksums[f"{role}/{name}"] = hashlib.sha256(pixels).hexdigest()
+            checksums[f"{role}/{name}"] = checksum_of(images.images)
     return BenchmarkData(
         manifest=manifest,
         id_train=one("id_train"),
@@ -269,8 +267,12 @@ def _load_set(status: SetStatus, size: int, cache_dir: Path, progress: bool) -> 
             return ImageSet(array, labels, names, key)
         grey = array[..., 0] if array.ndim == 4 and array.shape[3] == 1 else array
 
+        resized = ResizedRows(grey, size, lambda image: square(Image.fromarray(image), size))
+        if is_large(len(array), size):
+            return ImageSet(resized, labels, names, key)
+
         def build() -> NDArray[np.uint8]:
-            return np.stack([square(Image.fromarray(i), size) for i in grey])
+            return resized[:]
     else:
         names, labels = list(content.names), np.asarray(content.labels, dtype=np.int64)
         if not status.spec.role.startswith("id_"):
@@ -340,7 +342,7 @@ def _marks(images: ImageSet, key: tuple[str, str], cache_dir: Path) -> NDArray[n
     r"""Returns the fingerprints of a set that is not streamed, from the cache if it is of files."""
 
     def build() -> NDArray[np.int64]:
-        return fingerprints(images.images[:])
+        return fingerprints(images.images)
 
     if not images.key:
         return build()

@@ -1,7 +1,7 @@
 r"""Images that are not held in memory: files that are decoded when asked for, and rows of arrays.
 
-Both behave as an array of images of which rows can be taken: `images[rows]` is a uint8 array,
-whatever `images` is. A subset of either is another view of the same files or the same array, so
+All behave as an array of images of which rows can be taken: `images[rows]` is a uint8 array,
+whatever `images` is. A subset of any is another view of the same files or the same array, so
 that splits, limits and shuffles copy no pixel.
 
 Sets that are small enough are better decoded once. :data:`LIMIT` says where that ends: 54,000
@@ -16,13 +16,16 @@ __all__ = [
     "ImageFiles",
     "LazyImages",
     "Pixels",
+    "ResizedRows",
     "array_of",
+    "checksum_of",
     "cores",
     "in_batches",
     "is_large",
 ]
 
 import abc
+import hashlib
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -36,10 +39,13 @@ from typing_extensions import Self
 
 #: The most bytes of decoded pixels of a set that is kept whole, on a disk, in memory or on a device.
 LIMIT = 640 * 2**20
+# The images that are read together where all are looked at.
+TOGETHER = 64
 #: The most bytes of a set that is decoded again and again, such as one that validates, to be held.
 HELD = 64 * 2**20
 
 Rows: TypeAlias = Any  # what numpy takes for an index of rows
+Resize: TypeAlias = "Callable[[NDArray[np.uint8]], NDArray[np.uint8]]"
 Decode: TypeAlias = "Callable[[Sequence[Path], int | None], NDArray[np.uint8]]"
 
 
@@ -138,6 +144,32 @@ class ArrayRows(LazyImages):
         return self.array[rows]
 
 
+class ResizedRows(LazyImages):
+    r"""Rows of an array of images that are brought to another side when asked for.
+
+    Arguments:
+        array: All images, as Pillow takes them, with shape :math:`(M, *)`.
+        size: The side :math:`S` that images are brought to.
+        resize: Brings one to that side, with shape :math:`(S, S, 3)`.
+        rows: Which of them, with shape :math:`(N)`; None for all.
+    """
+
+    def __init__(
+        self, array: NDArray[np.uint8], size: int, resize: Resize, rows: Rows = None
+    ) -> None:
+        super().__init__(np.arange(len(array)) if rows is None else rows, (size, size))
+        self.array, self.resize = array, resize
+
+    def pick(self, rows: Rows) -> "ResizedRows":  # noqa: D102
+        return ResizedRows(self.array, self.shape[1], self.resize, self.rows[rows])
+
+    def _fetched(self, rows: NDArray[np.intp]) -> NDArray[np.uint8]:
+        found = np.empty((len(rows), *self.shape[1:]), np.uint8)
+        for i, row in enumerate(rows):
+            found[i] = self.resize(self.array[row])
+        return found
+
+
 def is_large(count: int, size: int) -> bool:
     r"""Returns whether that many images of that side are to be streamed."""
     return count * size * size * 3 > LIMIT
@@ -146,6 +178,14 @@ def is_large(count: int, size: int) -> bool:
 def array_of(images: Pixels) -> NDArray[np.uint8]:
     r"""Returns images as an array in one piece, decoded or copied only if they are not."""
     return np.ascontiguousarray(images[:])
+
+
+def checksum_of(images: Pixels) -> str:
+    r"""Returns the sha256 of all pixels, a few images at a time."""
+    digest = hashlib.sha256()
+    for batch in in_batches(images, TOGETHER):
+        digest.update(batch.data)
+    return digest.hexdigest()
 
 
 def in_batches(

@@ -9,11 +9,11 @@ Decoding tens of thousands of small files is slow, so each set is decoded once i
 `.npy` file that is mapped into memory afterwards. Its name holds a key of everything the result
 depends on: the version of the preprocessing, the folder, the list, and the size and modification
 time of each image. The file is written under a temporary name, flushed to disk and renamed, so
-that a crash leaves no half-written cache and two processes that build one set each leave a whole
-file. A CRC-32 of the pixels follows them within the file. It is checked once when the file is
-written and by `python -m ood_osdre.data check`; whoever maps a file checks its type, shape and
-length, and the CRC only of one of at most :data:`CHECKED` bytes, as that of all others would read
-every pixel of a benchmark before the first is wanted. A file found damaged is built again.
+that neither a crash nor a second process that builds the set leaves half a file. A CRC-32 of the
+pixels follows them within the file. It is checked once when the file is written and by
+`python -m ood_osdre.data check`; whoever maps a file checks its type, shape and length, and the
+CRC of one of at most :data:`CHECKED` bytes, as that of others would read every pixel before the
+first is wanted. A file found damaged is built again.
 """
 
 __all__ = [
@@ -148,8 +148,7 @@ def square(image: Image.Image, size: int) -> NDArray[np.uint8]:
         if (tag := image.getexif().get(ORIENTATION)) in TURNS:
             rgb = rgb.transpose(TURNS[tag])
     w, h = rgb.size
-    short = min(w, h)
-    if short != size:
+    if (short := min(w, h)) != size:
         # Integer arithmetic of torchvision's Resize; its CenterCrop rounds the offset.
         w, h = (size, size * h // short) if w == short else (size * w // short, size)
         rgb = rgb.resize((w, h), Image.Resampling.BILINEAR)
@@ -184,6 +183,7 @@ def decode_all(
     title: str,
     progress: bool = True,
     threads: int | None = None,
+    keep: bool = True,
 ) -> NDArray[np.uint8]:
     r"""Decodes image files.
 
@@ -193,6 +193,7 @@ def decode_all(
         title: What the progress bar and errors call the set.
         progress: Whether to show a progress bar.
         threads: How many threads decode; None for as many as there are cores.
+        keep: Whether to keep the images and return them; else only a few are held at once.
 
     Returns:
         The images, with shape :math:`(N, S, S, 3)`.
@@ -202,14 +203,14 @@ def decode_all(
     """
     threads = threads or min(16, cores())
     together = max(1, min(TOGETHER, len(paths) // threads))
-    images = np.empty((len(paths), size, size, 3), dtype=np.uint8)
+    images = np.empty((len(paths) if keep else 0, size, size, 3), dtype=np.uint8)
     bad: list[str] = []
 
     def some(start: int) -> int:
         stop = min(start + together, len(paths))
         for i in range(start, stop):
             try:
-                images[i] = decode(paths[i], size)
+                images[i : i + 1] = decode(paths[i], size)
             except DAMAGE as error:
                 bad.append(f"{paths[i]} ({one_line(error, 60)})")
         return stop - start

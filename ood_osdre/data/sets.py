@@ -153,7 +153,7 @@ def group_of(name: str) -> str:
     return ""
 
 
-def fingerprints(items: NDArray[Any]) -> NDArray[np.int64]:
+def fingerprints(items: NDArray[Any] | LazyImages) -> NDArray[np.int64]:
     r"""Returns a hash of each item.
 
     Numbers in double precision are taken for what they are in single if that is exact, so that
@@ -172,7 +172,8 @@ def fingerprints(items: NDArray[Any]) -> NDArray[np.int64]:
     """
     digests = b"".join(
         hashlib.sha256(np.ascontiguousarray(_single(item)).data).digest()[:8]
-        for item in np.asarray(items)  # a plain array: rows of a memory map cost more
+        for batch in in_batches(items, SURVEYED)  # plain arrays: rows of a memory map cost more
+        for item in batch
     )
     return np.frombuffer(digests, dtype="<i8").astype(np.int64)
 

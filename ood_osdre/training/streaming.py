@@ -94,10 +94,9 @@ class StepImages:
 
 def _whole(images: Pixels, device: torch.device) -> tuple[Tensor, Tensor | None] | None:
     r"""Returns all images on the device, and the place there of each of the set; None if too many."""
-    if device.type == "cpu" and not isinstance(images, ImageFiles):
+    if device.type == "cpu" and isinstance(images, np.ndarray | ArrayRows):
         # Nothing is copied, however large. What is read-only or in pieces goes on below.
         array = images.array if isinstance(images, ArrayRows) else images
-        assert isinstance(array, np.ndarray)
         if array.flags.c_contiguous and array.flags.writeable:
             places = torch.as_tensor(images.rows) if isinstance(images, ArrayRows) else None
             return torch.as_tensor(array), places
