@@ -23,7 +23,7 @@ from ood_osdre.errors import UserError
 from ood_osdre.evaluation.evaluate import Validation
 from ood_osdre.paths import Moments
 from ood_osdre.sections import DataConfig
-from ood_osdre.training import streaming
+from ood_osdre.training import distributed, streaming
 from ood_osdre.training.batches import ImageBatches, limited
 
 SIDE, COUNT = 32, 40
@@ -155,6 +155,28 @@ def test_no_batch_depends_on_where_images_are(
     assert streamed._images.whole == [None, None]
     for a, b in zip(streamed.ends(), expected.ends(), strict=True):
         assert torch.equal(torch.cat(list(a)), torch.cat(list(b)))
+
+
+@pytest.mark.parametrize("mixture", [0.0, 0.5, 0.99])
+def test_of_two_processes_each_decodes_what_it_trains_on(
+    folders: list[Path], monkeypatch: pytest.MonkeyPatch, mixture: float
+) -> None:
+    (lazy, held), (reference, others) = map(files_of, folders)
+    options = DataConfig(crop=3, broaden=min(0.5, 1 - mixture), mixture=mixture, flip="random")
+    preprocess = Preprocess((0.4,) * 3, (0.2,) * 3)
+    expected = ImageBatches(held, others, options, preprocess, 8, 1)
+    monkeypatch.setattr(image_files, "LIMIT", 0)
+    for part in (slice(0, 4), slice(4, 8)):
+        monkeypatch.setattr(distributed, "share", lambda size, part=part: part)
+        count = Counting(monkeypatch)
+        batches = ImageBatches(lazy, reference, options, preprocess, 8, 1)
+        for step in (0, 4):
+            for x, own in zip(expected(step), batches(step), strict=True):
+                assert x is None or torch.equal(x[part], own[part])
+        # Of ID images one more, which stands in for one of the reference.
+        assert count.all == 2 * (8 + (mixture > 0.9 or (mixture > 0 and part.start == 4)))
+        monkeypatch.undo()
+        monkeypatch.setattr(image_files, "LIMIT", 0)
 
 
 def test_the_processes_that_decode_are_used_and_bounded(

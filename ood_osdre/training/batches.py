@@ -37,7 +37,7 @@ from ..errors import UserError
 from ..objectives import Batch
 from ..paths import Moments, Times, UniformTimes
 from ..sections import DataConfig
-from .streaming import StepImages
+from .streaming import StepImages, own_places
 
 
 class Stream(enum.Enum):
@@ -196,14 +196,14 @@ class ImageBatches(PixelBatches):
         id_train = limited(id_train, options.train_limit, seed)
         reference = limited(reference, options.reference_limit or options.train_limit, seed)
         sets = self.id_images, self.reference_images = id_train.images, reference.images
-        self._sizes = dict(
-            zip((Stream.SHUFFLE_ID, Stream.SHUFFLE_REFERENCE), map(len, sets), strict=True)
-        )
+        streams = Stream.SHUFFLE_ID, Stream.SHUFFLE_REFERENCE
+        self._sizes = dict(zip(streams, map(len, sets), strict=True))
 
         def rows(step: int) -> list[Tensor]:
-            return [self._chosen(step, stream)[0] for stream in self._sizes]
+            return [self._chosen(step, stream)[0] for stream in streams]
 
-        self._images = StepImages(sets, rows, self.device)
+        own = own_places(batch_size, options.mixture)
+        self._images = StepImages(sets, rows, self.device, own)
         self.id_labels = torch.as_tensor(id_train.labels, device=self.device)
         # The order of the current epoch.
         self._shuffles: dict[Stream, tuple[int, Tensor]] = {}

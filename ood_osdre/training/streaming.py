@@ -3,10 +3,11 @@ r"""The stored images of training steps: on the device, gathered in memory, or d
 A set that is small enough lies on the device as one uint8 tensor. Of a larger one only the rows of a
 step are fetched. Those of files are decoded by the workers of a data loader, which are given the
 rows of the steps to come: which images a step has depends on its number alone, so a run that is
-resumed begins anywhere and sees the batches of one that was not.
+resumed begins anywhere and sees the batches of one that was not. Of several processes each decodes
+the files that it trains on itself (:func:`own_places`).
 """
 
-__all__ = ["StepImages"]
+__all__ = ["StepImages", "own_places"]
 
 import itertools
 import multiprocessing
@@ -24,6 +25,7 @@ from torch.utils.data import DataLoader, Dataset
 from ..data import image_files
 from ..data.image_files import ArrayRows, ImageFiles, Pixels, array_of, cores
 from ..errors import UserError, one_line
+from . import distributed
 
 #: The most bytes of decoded pixels that wait for their step, and the most processes that decode.
 AHEAD, WORKERS = 192 * 2**20, 8
@@ -34,6 +36,19 @@ Rows: TypeAlias = NDArray[np.intp]
 Fetched: TypeAlias = list[NDArray[np.uint8]]
 
 
+def own_places(size: int, mixture: float) -> tuple[Tensor, Tensor]:
+    r"""Returns the places of a batch whose ID and whose reference images this process trains on.
+
+    Arguments:
+        size: The size :math:`B` of the batch.
+        mixture: The share of the reference images, the last, that are replaced by the ID image one
+            place before (:meth:`~ood_osdre.training.batches.PixelBatches.varied`).
+    """
+    own = torch.arange(size)[distributed.share(size)]
+    before = (own[own >= size - round(mixture * size)] - 1) % size
+    return torch.cat([own, before]).unique(), own
+
+
 class StepImages:
     r"""The images of steps, of one or several sets.
 
@@ -41,6 +56,8 @@ class StepImages:
         sets: The sets.
         rows: From a step to the rows of each set that it has, each a tensor with shape :math:`(B)`.
         device: Where the images are wanted.
+        places: Those of a step's images of each set that are wanted: another that is in a file may
+            be any of these instead. None for all.
     """
 
     def __init__(
@@ -48,8 +65,10 @@ class StepImages:
         sets: Sequence[Pixels],
         rows: Callable[[int], Sequence[Tensor]],
         device: torch.device,
+        places: Sequence[Tensor] | None = None,
     ) -> None:
         self.sets, self.rows, self.device = sets, rows, device
+        self.places = [slice(None) for _ in sets] if places is None else places
         self.whole = [_whole(images, device) for images in sets]
         files = [
             i
@@ -77,8 +96,9 @@ class StepImages:
                 found.append((kept, self.placed(rows if places is None else places[rows])))
                 continue
             batch = decoded[i] if i in decoded else np.ascontiguousarray(images[rows.numpy()])
-            within = torch.arange(len(batch), device=self.device)
-            found.append((self.placed(torch.as_tensor(batch)), within))
+            within = torch.zeros(len(rows), dtype=torch.long)
+            within[self.places[i] if i in decoded else slice(None)] = torch.arange(len(batch))
+            found.append((self.placed(torch.as_tensor(batch)), self.placed(within)))
         return found
 
     def placed(self, x: Tensor) -> Tensor:
@@ -89,7 +109,7 @@ class StepImages:
 
     def _rows(self, step: int, which: Sequence[int]) -> list[Rows]:
         rows = self.rows(step)
-        return [rows[i].numpy() for i in which]
+        return [rows[i][self.places[i]].numpy() for i in which]
 
 
 def _whole(images: Pixels, device: torch.device) -> tuple[Tensor, Tensor | None] | None:
