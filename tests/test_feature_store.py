@@ -2,6 +2,7 @@ r"""Features on disk: what keys them, what is computed again, and that heads nev
 
 import logging
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -149,9 +150,35 @@ def test_old_features_make_room_and_those_in_use_stay(
     left = folders[0].folders[0] / f".{'0' * 32}.tmp.npy"  # of a writer that was killed
     left.touch()
     os.utime(left, (0, 0))
+    os.utime(folders[2].folders[0], (now := time.time() - 3600, now))  # another run's
+    monkeypatch.setattr(feature_store, "KEPT", 3400)
     make_room(folders[:2])  # alone they are about as many as may be kept beside them
-    assert [f.read(0) is not None for f in folders] == [True, True, False, False, True, True]
+    assert [f.read(0) is not None for f in folders] == [True, True, True, False, True, True]
     assert not left.exists()
+    # However many, those that are in use stay.
+    monkeypatch.setattr(feature_store, "KEPT", 0)
+    make_room(folders[:1])
+    assert [f.read(0) is not None for f in folders] == [True, True, True, False, False, False]
+
+
+def test_features_are_in_use_while_others_are_computed(
+    data: BenchmarkData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(head_data, "SHARD", 1)
+    model, compute, ages = classifier(3), head_data.classifier_features, []
+    assert data.cache is not None
+    before = kept(data)
+
+    def aged(*args: object) -> object:
+        for name in kept(data) - before:
+            ages.append(time.time() - (data.cache / name).stat().st_mtime)
+            os.utime(data.cache / name, (0, 0))
+        return compute(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(head_data, "classifier_features", aged)
+    features_of(data, model)
+    assert len(ages) > 20  # of those of the ID images, too, while the reference was at work
+    assert max(ages) < 60
 
 
 def test_where_nothing_can_be_kept_it_is_kept_elsewhere_or_in_memory(

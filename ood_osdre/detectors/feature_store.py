@@ -5,8 +5,8 @@ at all and mapped into memory when read. A folder `features-KEY` is named after 
 on: the version of the program, the digest of the network, its layers, the preprocessing, the images
 and their order, and for a reference what broadens it. A run that was stopped goes on with the first
 shard that is missing; a second head on the same network trains at once. Of the folders that a run
-does not use, those used last are kept up to :data:`KEPT` bytes, and the others removed; all of them
-may be deleted at any time.
+does not use, those used last are kept up to :data:`KEPT` bytes, and the others removed unless another
+run may be at work on them (:data:`RECENT`); all of them may be deleted at any time.
 
 :class:`Stored` stands for a tensor of features where one would be too large: it has a length and a
 shape, comes in pieces, and gives the rows that are asked for.
@@ -19,6 +19,7 @@ import hashlib
 import logging
 import os
 import shutil
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -33,6 +34,9 @@ from ..models import Whitening
 
 #: The most bytes of features that are kept in a folder, beside those in use.
 KEPT = 8 * 2**30
+#: The seconds after their last use for which features are kept, however many: those of a run that
+#: computes others, or trains a head, are used at each shard that it computes.
+RECENT = 21_600.0
 PREFIX = "features-"
 
 log = logging.getLogger(__name__)
@@ -140,6 +144,12 @@ class FeatureFolder:
                 log.warning("features are not kept: %s", error)
                 self.writable.remove(path.parent)
 
+    def mark(self) -> None:
+        r"""Marks the features as used now."""
+        for folder in self.folders:
+            with contextlib.suppress(OSError):  # absent, or read-only
+                os.utime(folder)
+
     def _paths(self, index: int, folders: Sequence[Path]) -> list[Path]:
         return [folder / f"{index:05d}.npy" for folder in folders]
 
@@ -147,18 +157,18 @@ class FeatureFolder:
 def make_room(used: Sequence[FeatureFolder]) -> None:
     r"""Marks the features of a run as used, and removes those that were used long ago.
 
-    Those of the run itself stay, however many they are.
+    Those of the run itself stay, however many they are, and those that another may be using.
     """
     mine = {folder for features in used for folder in features.folders if folder.is_dir()}
+    for features in used:
+        features.mark()
     for folder in mine:
-        with contextlib.suppress(OSError):  # read-only
-            os.utime(folder)
-            sweep(folder)
+        sweep(folder)
     for home in {folder.parent for folder in mine}:
         with contextlib.suppress(OSError):  # another process was faster
             others = set(home.glob(f"{PREFIX}*")) - mine
             total = 0
             for folder in sorted(others, key=lambda f: f.stat().st_mtime, reverse=True):
                 total += sum(file.stat().st_size for file in folder.iterdir())
-                if total > KEPT:
+                if total > KEPT and time.time() - folder.stat().st_mtime > RECENT:
                     shutil.rmtree(folder, ignore_errors=True)

@@ -126,6 +126,8 @@ class HeadData:
                             if stopped := distributed.from_first(name):
                                 return (torch.empty(0), torch.empty(0)), stopped
                         part = self._kept(folder, i, torch.cat(found))
+                        for features in used:
+                            features.mark()
                     else:
                         bar.update(rows.stop - rows.start)
                     assert part is not None
