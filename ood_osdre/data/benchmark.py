@@ -1,8 +1,8 @@
 r"""Loads a benchmark: those of its sets that are whole on disk.
 
-A set is decoded once and kept in the cache; a large one (`LIMIT`) stays files, decoded as they are
-read, or an array, resized as it is read. Every ID set must have the classes of training. Sets that share images, and a reference that
-holds classes of a near set without a companion, are warned of.
+A set is decoded once and kept in the cache; of a large one (`LIMIT`) files are decoded, and arrays
+resized, as they are read. Every ID set must have the classes of training. Sets that share images,
+and a reference that holds classes of a near set without a companion, are warned of.
 """
 
 __all__ = ["BenchmarkData", "choose_benchmark", "load_benchmark", "load_digits_benchmark"]
@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from ..files import local, map_array, stat
 from .builtin import load_digits_sets, synthetic_ood
 from .image_files import ImageFiles, ResizedRows, checksum_of, is_large
 from .images import cached_array, decode_all, image_files, square
+from .lists import first
 from .manifests import BENCHMARKS, Manifest, SetSpec, load_manifest
 from .sets import ImageSet, count_shared, fingerprints, hold_out_reference, key_of
 from .status import (
@@ -177,11 +179,10 @@ def load_benchmark(
     loaded |= _synthetic([s.spec for s in present if s.spec.synthetic is not None], id_test)
     if training:
         _check_classes(loaded)
-        reference_set, rows = required[-1].spec, [s.spec.name for s in tables if s.present]
-        for name, companion in reference_set.overlaps.items():
-            if name in rows and companion is None:
-                message = "the reference %s holds classes of %s: no mean counts its row"
-                log.warning(message, reference_set.name, name)
+        spec, rows = required[-1].spec, [s.spec.name for s in tables if s.present]
+        message = "the reference %s holds classes of %s: no mean counts its row"
+        for name in [row for row in rows if spec.overlaps.get(row, "") is None]:
+            log.warning(message, spec.name, name)
     _warn_of_copies(present, loaded, cache)
     checksums = {
         f"{s.spec.role}/{s.spec.name}": s.list.checksum for s in present if s.list is not None
@@ -307,11 +308,10 @@ def _check_classes(loaded: Mapping[tuple[str, str], ImageSet]) -> None:
     r"""Refuses ID images of a class that training never sees."""
     (largest,) = (s.labels.max() for (role, _), s in loaded.items() if role == "id_train")
     for (role, _), images in loaded.items():
-        labels = images.labels
-        if count := int((labels > largest).sum()):
+        if count := int((images.labels > largest).sum()):
             raise UserError(
-                f"{role}: {count} of {len(labels)} labels are beyond {largest}, the largest of "
-                f"id_train; found {labels.max()}"
+                f"{role}: {count} of {len(images)} labels are beyond {largest}, the largest of "
+                f"id_train; found {images.labels.max()}"
             )
 
 
@@ -326,25 +326,25 @@ def _warn_of_copies(
     files = {(str(s.spec.role), s.spec.name): s for s in statuses}
     streamed = {key for key, s in loaded.items() if isinstance(s.images, ImageFiles)}
     marks = {key: _marks(s, key, cache_dir) for key, s in loaded.items() if key not in streamed}
+    skipped = list[str]()
     for one, other in (p for p in combinations(loaded, 2) if EXCLUSIVE & {p[0][0], p[1][0]}):
         if not streamed & {one, other}:
             count: int | None = count_shared(marks[other], marks[one])
         elif None in (files[one].list, files[other].list):
             count = 0  # an array, or made by the program: no files to compare
         elif (count := shared_files(files[one], files[other])) is None:
-            log.warning("%s %s and %s %s: not compared, as they are too many", *one, *other)
+            skipped.append(" and ".join(map(" ".join, (one, other))))
         if count:
             message = "%s %s and %s %s share images: %d of the %d of the latter"
             log.warning(message, *one, *other, count, len(loaded[other]))
+    if skipped:
+        log.warning("not compared, as their files are too many: %s", first(skipped, "pair"))
 
 
 def _marks(images: ImageSet, key: tuple[str, str], cache_dir: Path) -> NDArray[np.int64]:
     r"""Returns the fingerprints of a set that is not streamed, from the cache if it is of files."""
-
-    def build() -> NDArray[np.int64]:
-        return fingerprints(images.images)
-
+    build, shape = partial(fingerprints, images.images), (len(images),)
     if not images.key:
         return build()
     parts, stem = (images.key.encode(), b"fingerprints"), "-".join(("marks", *key))
-    return cached_array(build, (len(images),), parts, stem, cache_dir, np.int64)
+    return cached_array(build, shape, parts, stem, cache_dir, np.int64)
