@@ -80,7 +80,7 @@ def test_rows_and_pieces_are_those_of_the_tensor() -> None:
 
 
 def test_features_are_computed_once_and_keyed_by_what_they_depend_on(
-    data: BenchmarkData, monkeypatch: pytest.MonkeyPatch
+    data: BenchmarkData, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(head_data, "SHARD", 2)
     first, _ = features_of(data)
@@ -107,6 +107,19 @@ def test_features_are_computed_once_and_keyed_by_what_they_depend_on(
     again, _ = features_of(data)
     assert sum(computed) == 12
     assert all(torch.equal(a, b) for a, b in zip(again, first, strict=True))
+    # So is one that was cut short, or holds another number; a line says so.
+    path = data.cache / max(before) / "00000.npy"
+    whole = path.read_bytes()
+    for damaged in (whole[:-4], whole[:-100], whole[:150] + b"\x01" + whole[151:]):
+        computed.clear()
+        caplog.clear()
+        path.write_bytes(damaged)
+        again, _ = features_of(data)
+        assert sum(computed) == 6
+        (record,) = caplog.records
+        assert record.getMessage().startswith(f"rebuilding the damaged cache {path}")
+        assert all(torch.equal(a, b) for a, b in zip(again, first, strict=True))
+        assert path.read_bytes() == whole
     # Another network, other images and another share are others.
     count = len(kept(data))
     for model, options in (

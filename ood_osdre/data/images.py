@@ -330,7 +330,7 @@ def load(
             kept, looks = file.read(8), whole or array.nbytes <= CHECKED
             if kept == _checksum(path, array) if looks else len(kept) == CRC:
                 return array
-    log.warning("rebuilding the damaged cache %s (its pixels are not what was kept)", path)
+    log.warning("rebuilding the damaged cache %s (it is not what was kept)", path)
     return None
 
 

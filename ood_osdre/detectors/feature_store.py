@@ -1,7 +1,7 @@
 r"""Features of many images on disk: computed once, read by the next head, never all in memory.
 
 Features are kept beside decoded images, in shards of a few thousand rows, each written whole or not
-at all and mapped into memory when read. A folder `features-KEY` is named after all that they depend
+at all, with a checksum, and mapped into memory when read. A folder `features-KEY` is named after all that they depend
 on: the version of the program, the digest of the network, its layers, the preprocessing, the images
 and their order, and for a reference what broadens it. A run that was stopped goes on with the first
 shard that is missing; a second head on the same network trains at once. Of the folders that a run
@@ -28,8 +28,9 @@ import torch
 from torch import Tensor
 
 from .. import __version__
+from ..data.images import load, save
 from ..errors import UserError
-from ..files import atomic_path, map_array, sweep
+from ..files import map_array, sweep
 from ..models import Whitening
 
 #: The most bytes of features that are kept in a folder, beside those in use.
@@ -123,22 +124,24 @@ class FeatureFolder:
         self.rows = [slice(i, min(i + size, count)) for i in range(0, count, size)]
 
     def read(self, index: int) -> Tensor | None:
-        r"""Maps a shard; None if it has not been kept, or is damaged."""
-        for path in filter(Path.is_file, self._paths(index, self.folders)):
-            count = self.rows[index].stop - self.rows[index].start
-            with contextlib.suppress(UserError):
-                array = map_array(path)
-                if array.dtype == np.float32 and array.ndim == 2 and len(array) == count:
-                    return torch.as_tensor(array)
-            log.warning("%s: damaged, and computed again", path)
+        r"""Maps a shard; None if it has not been kept, or is damaged, which is said in a line.
+
+        Its checksum is looked at: a head looks at every number anyway, to whiten them.
+        """
+        count = self.rows[index].stop - self.rows[index].start
+        for path in self._paths(index, self.folders):
+            width: tuple[int, ...] = ()
+            with contextlib.suppress(UserError):  # what it is, `load` says
+                width = map_array(path).shape[1:]
+            if (array := load(path, (count, *width), np.float32, whole=True)) is not None:
+                return torch.as_tensor(array)
         return None
 
     def keep(self, index: int, features: Tensor) -> None:
         r"""Writes a shard; where that cannot be, this and the next ones are kept elsewhere."""
         for path in self._paths(index, self.writable):
             try:
-                with atomic_path(path) as temporary:
-                    np.save(temporary, features.numpy(), allow_pickle=False)
+                save(path, features.numpy())
                 return
             except UserError as error:
                 log.warning("features are not kept: %s", error)
