@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 
 from ood_osdre import load_scorer
 from ood_osdre.__main__ import VERBS, main
 from ood_osdre.commands import monitor as monitoring
 from ood_osdre.data.images import decode
-from ood_osdre.detectors import OneStepDetector, files
+from ood_osdre.detectors import OneStepDetector, files, head_data
 from ood_osdre.errors import UserError
 from ood_osdre.evaluation.calibration import SplitConformal
 from ood_osdre.files import parse_rows, read_array
@@ -541,6 +542,42 @@ def test_a_classifier_of_a_run_brings_its_names_and_what_trained_it(
     assert main(["fit", *data, *keys, *calibrated]) == 2
     assert "items were read in fit" in capsys.readouterr().err
     assert not Path(other).exists()
+
+
+def test_features_of_a_classifier_that_were_computed_are_not_computed_again(
+    root: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(head_data, "SHARD", 1)
+    computed, compute, stop = [], head_data.classifier_features, 3
+
+    def stopping(*args: object) -> object:
+        computed.append(len(args[1]))  # type: ignore[arg-type]
+        if len(computed) == stop:
+            os.kill(os.getpid(), 15)
+        return compute(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(head_data, "classifier_features", stopping)
+    command = ["fit", str(root / "id"), str(root / "reference"), "--device", "cpu", "--quiet"]
+    command += ["--classifier", str(root / "run"), "head.rank=4", "head.training.steps=3"]
+    command += ["head.training.warmup=1", "evaluation.batch_size=8"]
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    assert main([*command, "--out", str(run)]) == 3
+    assert "(SIGTERM, computing features)" in capsys.readouterr().err
+    first = sum(computed)
+    computed.clear()
+    stop = 0
+    assert main([*command, "--out", str(run), "--resume"]) == 0
+    again = sum(computed)
+    computed.clear()
+    assert main([*command, "--out", str(whole)]) == 0
+    # The batch at which it was stopped was lost, and the layers are tried on two images each time.
+    assert first + again == sum(computed) + 8 + 2
+    models = [load_file(folder / "model.safetensors") for folder in (run, whole)]
+    assert all(torch.equal(models[0][name], x) for name, x in models[1].items())
+    assert not list(tmp_path.rglob("features-*"))
 
 
 def test_conformal_scores_of_another_model_are_refused(rows: Path, tmp_path: Path) -> None:

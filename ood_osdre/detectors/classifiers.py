@@ -11,6 +11,7 @@ import hashlib
 import os
 import pickle
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ from torch import Tensor, nn
 from ..config import Config
 from ..data import BenchmarkData, ImageSet, Manifest
 from ..data.inputs import Samples
+from ..data.sets import key_of
 from ..data.transforms import Preprocess
 from ..errors import UserError, one_line
 from ..files import local
@@ -41,6 +43,7 @@ from ..training.checkpoint import CHANNELS, model_metadata, restore
 from ..training.run import HEAD, Outcome, held_folder
 from ..training.surroundings import own_surroundings
 from .feature_head import fit_head
+from .feature_store import remove_features
 from .fitting import check_unseen
 from .head_data import HeadData
 from .labels import PIECE, fingerprints_of
@@ -213,7 +216,7 @@ def fit_on_classifier(
     r"""Trains the ratio of a frozen classifier's features on a user's images.
 
     They are normalised as the classifier's run normalised them, or by the statistics of the ID
-    images where that is not known.
+    images where that is not known. Their features are kept in the folder until the head is trained.
 
     Arguments:
         config: The configuration; `classifier` names the classifier, `head` describes the ratio.
@@ -242,10 +245,9 @@ def fit_on_classifier(
     mean, std = given.statistics or _moments(sets[0])
     # A benchmark of two sets, of which none is a test set.
     manifest, none = Manifest.model_construct(size=size, hold_out=()), ImageSet.empty(size)
-    images = HeadData(
-        config, config.head, BenchmarkData(manifest, sets[0], none, none, sets[1], {}, {})
-    )
-    images.check(given.model)
+    kept = None if folder is None else folder / HEAD
+    data = BenchmarkData(manifest, sets[0], none, none, sets[1], {}, {}, cache=kept)
+    HeadData(config, config.head, data).check(given.model)
     preprocess = Preprocess(mean, std, device)
     classifier = given.model.to(device).eval()
     marks = [fingerprints_of(data.values) for data in (id_data, reference)]
@@ -257,19 +259,23 @@ def fit_on_classifier(
     metadata = model_metadata(config, classes, preprocess, size, None, **facts)
     metadata |= {"class_names": list(given.names)} if given.names else {}
     known = {"run": metadata, "classifier": NetworkDigest.of(classifier).digest}
-    features, stopped = images.features(classifier, preprocess, progress)
-    if stopped:
-        steps = config.head.training.steps
-        outcome = Outcome(reason=f"{stopped}, computing features", steps=steps)
-        return TrainedModel(classifier, preprocess, metadata), outcome, seen
+    id_set, reference_set = (
+        replace(s, key=key_of(own.tobytes())) for s, own in zip(sets, marks, strict=True)
+    )
+    images = HeadData(config, config.head, replace(data, id_train=id_set, reference=reference_set))
     with held_folder(folder, resume):
+        features, stopped = images.features(classifier, preprocess, progress)
+        if stopped:
+            steps = config.head.training.steps
+            outcome = Outcome(reason=f"{stopped}, computing features", steps=steps)
+            return TrainedModel(classifier, preprocess, metadata), outcome, seen
         fitted = fit_head(
             config.head,
             *features,
             device,
             *images.classes,
             mixed=images.mixed,
-            folder=None if folder is None else folder / HEAD,
+            folder=kept,
             metadata=known,
             resume=resume,
             progress=progress,
@@ -277,6 +283,8 @@ def fit_on_classifier(
         whole = RepresentationRatio(classifier, fitted.model, config.head.layers)
         count, rank = fitted.model.whitening.shape
         metadata["representation"] = {"network": given.network, "features": count, "rank": rank}
+        if kept is not None and fitted.outcome.finished:
+            remove_features(kept)
     return TrainedModel(whole, preprocess, metadata), fitted.outcome, seen
 
 

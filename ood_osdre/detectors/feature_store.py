@@ -12,7 +12,7 @@ run may be at work on them (:data:`RECENT`); all of them may be deleted at any t
 shape, comes in pieces, and gives the rows that are asked for.
 """
 
-__all__ = ["KEPT", "FeatureFolder", "Stored", "Whitened", "make_room"]
+__all__ = ["KEPT", "FeatureFolder", "Stored", "Whitened", "make_room", "remove_features"]
 
 import contextlib
 import hashlib
@@ -155,6 +155,12 @@ class FeatureFolder:
 
     def _paths(self, index: int, folders: Sequence[Path]) -> list[Path]:
         return [folder / f"{index:05d}.npy" for folder in folders]
+
+
+def remove_features(home: Path) -> None:
+    r"""Removes all features that are kept in a folder."""
+    for folder in home.glob(f"{PREFIX}*"):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def make_room(used: Sequence[FeatureFolder]) -> None:
