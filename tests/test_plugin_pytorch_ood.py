@@ -200,6 +200,40 @@ def test_a_head_on_frozen_features_scores_with_their_sign() -> None:
     assert torch.equal(scores[:16], detector.predict_features(encoder(x_1[:16])).detach())
 
 
+@pytest.mark.parametrize(
+    ("end", "warned"),
+    [
+        ([nn.Linear(6, 3)], True),  # as many as there are classes
+        ([nn.Linear(6, 1000)], True),
+        ([nn.Linear(6, 4)], False),
+        ([nn.Linear(6, 3), nn.Identity()], False),
+    ],
+)
+def test_a_class_head_left_on_the_encoder_is_told(
+    end: list[nn.Module], warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    head = HeadConfig.of({"width": 4, "depth": 1, "rank": 2, "training": {"steps": 2}}, "head")
+    loader = batches(torch.randn(40, 6) + 1, torch.randn(40, 6))
+    body, (last, *rest) = nn.Linear(6, 6), end
+    plugin.FeatureRatioDetector(nn.Sequential(body, last, *rest), head).fit(loader)
+    text = f"encoder: the features are the logits of its class head of {last.out_features}; put"
+    assert (text in caplog.text) == warned
+    if warned:  # what comes from below the head, or another function, is what is wanted
+
+        class Below(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.body, self.last = body, last
+
+            def forward(self, x: Tensor) -> Tensor:
+                return self.body(x)
+
+        caplog.clear()
+        for encoder in (Below(), body.forward):
+            plugin.FeatureRatioDetector(encoder, head).fit(loader)
+        assert "class head" not in caplog.text
+
+
 def test_features_alone_suffice() -> None:
     detector = head_on(None)
     x_1, x_0 = gaussians(200, 2)

@@ -307,19 +307,29 @@ def timm_network(name: str, classes: int) -> nn.Module:
         return timm.create_model(name, num_classes=classes).float()
 
 
-def describe_backbone(net: nn.Module) -> str:
+def describe_backbone(
+    net: nn.Module, what: str = "backbone", features: int | None = None, classes: int = IMAGENET
+) -> str:
     r"""Returns the class of a network that gives features, and of one of timm the call that builds it.
 
     A class head left on it, whose logits would be the features, is told in a warning: of timm's any
-    head, of others one of ImageNet's classes.
+    head, of others a last linear layer to ImageNet's classes or the user's.
+
+    Arguments:
+        net: The network.
+        what: What the warning calls it.
+        features: How many features it gives; None if that is not known.
+        classes: The number of the user's classes, if it is known.
     """
     name = type(net).__qualname__
     built = (getattr(net, "pretrained_cfg", None) or {}).get("architecture")
     head = getattr(net, "get_classifier", None)
     if built is None or head is None:
         last = [module for module in net.modules() if not any(True for _ in module.children())][-1]
-        count = last.out_features if isinstance(last, nn.Linear) else 0
-        count, advice = count if count == IMAGENET else 0, "put nn.Identity() in its place"
+        count, advice = getattr(last, "out_features", 0), "put nn.Identity() in its place"
+        # Features of another number come from below it.
+        if count not in (IMAGENET, classes) or features not in (None, count):
+            count = 0
     else:
         # Somebody may have taken the head off by hand, which `num_classes` does not say.
         count = 0 if isinstance(head(), nn.Identity) else int(cast(int, net.num_classes))
@@ -327,7 +337,7 @@ def describe_backbone(net: nn.Module) -> str:
         name = f"{name} (timm.create_model({built!r}, num_classes={count}))"
     if count:
         log.warning(
-            "backbone: the features are the logits of its class head of %d; %s for those below",
-            *(count, advice),
+            "%s: the features are the logits of its class head of %d; %s for those below",
+            *(what, count, advice),
         )
     return name

@@ -17,7 +17,6 @@ the answer there is arbitrary.
 __all__ = ["FeatureRatioDetector", "OneStepRatioDetector"]
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,11 +27,11 @@ from ..data.transforms import Standardiser
 from ..detectors import FeatureRatio, OneStepDetector, Scorer
 from ..errors import UserError
 from ..evaluation.metrics import check_scores
-from ..models import RatioModel, check_inputs, evaluating
+from ..models import RatioModel, check_inputs, describe_backbone
 from ..options import shown
 from ..training.batches import SHARE
 from ..training.checkpoint import input_shape
-from .pytorch_ood_loaders import Batches, HostImages, Searched, checked, joined, share_of
+from .pytorch_ood_loaders import Batches, HostImages, Searched, checked, encoded, joined, share_of
 
 try:
     from pytorch_ood.api import (
@@ -264,16 +263,21 @@ class FeatureRatioDetector(Searched, FeaturesDetector):
         """
         self._images.look_at(data_loader)
         id_features: list[Tensor] = []
+        classes = [0]
 
         def reference() -> Iterator[Tensor]:
             # A loader is read once, so ID images are encoded on the way.
             for x, y in checked(data_loader):
                 if (y >= 0).any():
+                    classes.append(int(y.max()) + 1)
                     id_features.append(self._encode(x[y >= 0]).cpu())
                 yield x[y < 0]
 
         broadened = self._images.broadened(reference(), self._broaden)
-        return self._fit(*joined(id_features, [self._encode(x).cpu() for x in broadened]))
+        id_data, others = joined(id_features, [self._encode(x).cpu() for x in broadened])
+        if isinstance(self._encoder, nn.Module):
+            describe_backbone(self._encoder, "encoder", id_data.shape[1], max(classes))
+        return self._fit(id_data, others)
 
     def fit_features(self, x: Tensor, y: Tensor) -> "FeatureRatioDetector":
         r"""Fits the head on features.
@@ -341,10 +345,4 @@ class FeatureRatioDetector(Searched, FeaturesDetector):
     def _encode(self, x: Tensor) -> Tensor:
         if self._encoder is None:
             raise ModelNotSetException
-        moved = x if self.device is None else x.to(self.device)
-        with evaluating(self._encoder) if isinstance(self._encoder, nn.Module) else nullcontext():
-            features = self._encoder(moved)
-        if len(features) != len(x):
-            found = f"features of shape {tuple(features.shape)} for {len(x)} inputs"
-            raise UserError(f"encoder: got {found}, expected a row for each.")
-        return features.flatten(1)
+        return encoded(self._encoder, x if self.device is None else x.to(self.device))

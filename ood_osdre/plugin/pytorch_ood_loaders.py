@@ -1,18 +1,20 @@
 r"""What pytorch-ood's detectors share: pairs `(x, y)` and the images in them, options to search."""
 
-__all__ = ["Batches", "HostImages", "Searched", "checked", "joined", "share_of"]
+__all__ = ["Batches", "HostImages", "Searched", "checked", "encoded", "joined", "share_of"]
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..data.images import SLACK
 from ..data.transforms import Preprocess, check_statistics, normalisation_within
 from ..errors import UserError
+from ..models import evaluating
 from ..options import Options, Share, flat, shown
 from ..training.batches import broadened
 
@@ -155,6 +157,16 @@ def _together(batches: Iterable[Tensor]) -> Iterator[Tensor]:
         held += [x] if len(x) else []
     if held:
         yield torch.cat(held)
+
+
+def encoded(encoder: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    r"""Returns the features of inputs, with shape :math:`(B, F)`; refuses any but one row for each."""
+    with evaluating(encoder) if isinstance(encoder, nn.Module) else nullcontext():
+        features = encoder(x)
+    if len(features) != len(x):
+        found = f"features of shape {tuple(features.shape)} for {len(x)} inputs"
+        raise UserError(f"encoder: got {found}, expected a row for each.")
+    return features.flatten(1)
 
 
 def joined(id_data: list[Tensor], reference: list[Tensor]) -> tuple[Tensor, Tensor]:
