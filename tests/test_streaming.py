@@ -1,7 +1,11 @@
 r"""Images that stay files: the same numbers as from memory, and never many of them at once."""
 
+import contextlib
 import os
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -202,6 +206,36 @@ def test_the_processes_that_decode_are_used_and_bounded(
     assert (count.all, count.most) == (4 * 2 * 4, 4)
     assert made == [(2, 2)]
     assert torch.equal(torch.random.get_rng_state(), state)
+
+
+HELD = """
+import sys
+from pathlib import Path
+from ood_osdre.data import ImageSet, image_files, images
+from ood_osdre.data.transforms import Preprocess
+from ood_osdre.sections import DataConfig
+from ood_osdre.training.batches import ImageBatches
+
+image_files.LIMIT, folder = 0, Path(sys.argv[1])
+names = sorted(str(p.relative_to(folder)) for p in folder.rglob("*.png"))
+lazy = images.image_files(folder, names, 32, "toy")
+same = ImageSet(lazy, images.np.arange(len(names)) % 2, names)
+batches = ImageBatches(same, same, DataConfig(), Preprocess([0.5] * 3, [0.2] * 3), 4, 0)
+for step in range(4):
+    batches(step)
+assert batches._images.ahead.coming is not None
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there are no such processes")
+def test_a_program_that_holds_its_batches_ends(folders: list[Path]) -> None:
+    command = [sys.executable, "-c", HELD, str(folders[0])]
+    with subprocess.Popen(command, start_new_session=True) as program:
+        try:
+            assert program.wait(300) == 0
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(program.pid, signal.SIGKILL)
 
 
 def test_moments_in_pieces_are_those_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,10 +9,12 @@ the files that it trains on itself (:func:`own_places`).
 
 __all__ = ["StepImages", "own_places"]
 
+import atexit
 import itertools
 import multiprocessing
 import signal
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -187,7 +189,16 @@ class _Ahead:
             multiprocessing_context="fork",
             worker_init_fn=_leave_signals,
         )
-        return iter(loader)
+        coming = iter(loader)
+        # At the end of the program they would be waited for, and they ignore the signal to end.
+        atexit.register(_end, weakref.ref(coming))
+        return coming
+
+
+def _end(coming: Callable[[], Any]) -> None:
+    r"""Ends the processes that decode, of an iterator that may be gone."""
+    if (found := coming()) is not None:
+        found._shutdown_workers()
 
 
 def _may_fork() -> bool:
