@@ -156,7 +156,7 @@ def _of(rows: Mapping[str, Sequence[Run]], name: str) -> list[Sequence[Run]]:
 FIGURES: dict[str, Callable[[Path], None]] = {
     **{
         f"{name}/score_density.png": partial(score_densities, name=name)
-        for name in ("cifar10_pack_cpu", "cifar10_pack_long", "digits")
+        for name in ("cifar10_pack_cpu", "digits")
     },
     "pack_methods_nfe.png": quality,
     "kl.png": tracking,

@@ -106,20 +106,15 @@ def rows(study: str, group: str | None = None) -> dict[str, list[Run]]:
     return study_tables.rows_of(load_study(study), read_runs(RECORDS / f"{study}.jsonl"), group)
 
 
-def ranked(
-    study: str, columns: Mapping[str, Column], group: str | None = None, own: bool = False
-) -> str:
+def ranked(study: str, columns: Mapping[str, Column], group: str | None = None) -> str:
     r"""Returns the means of a study's methods, best validation first.
 
     Arguments:
         study: The name of the study.
         columns: The columns.
         group: The group of methods; None for all.
-        own: Whether to leave out further ways to score a trained model.
     """
-    found = study_tables.best_first(rows(study, group))
-    kept = {k: r for k, r in found.items() if not own or r[0].train_seconds is not None}
-    return study_tables.means(kept, columns)
+    return study_tables.means(study_tables.best_first(rows(study, group)), columns)
 
 
 def chosen(study: str) -> str:
@@ -213,7 +208,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "finalists": lambda: ranked("pack_longer", OBJECTIVES),
     "cifar10-pack": lambda: run_table("cifar10_pack_cpu"),
     "cifar10-pack-long": lambda: run_table("cifar10_pack_long"),
-    "methods-ratio": lambda: ranked("pack_methods", SHORT, "ratio", own=True),
     "methods-class": lambda: ranked("pack_methods", SHORT, "class"),
     "compare-ratio": lambda: ranked("pack_methods", METHODS, "ratio"),
     "compare-learning": lambda: study_tables.learning(

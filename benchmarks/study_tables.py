@@ -258,7 +258,7 @@ def near_far(runs: Sequence[Run]) -> str:
     r"""Returns mean near and far AUROC; near counts what no reference of the manifest holds of it."""
     if not runs:
         return "-"
-    near = HELD if HELD in runs[0].metrics else "nearood"
+    near = HELD if all(HELD in run.metrics for run in runs) else "nearood"
     values = [[run.metric(k) for run in runs] for k in (near, "farood")]
     return " / ".join(map(mean_deviation, values))
 
@@ -266,8 +266,8 @@ def near_far(runs: Sequence[Run]) -> str:
 def side_by_side(study: Study, runs: Sequence[Run]) -> str:
     r"""Returns near and far AUROC of each method, in a column for each ID data set and reference.
 
-    What sees no reference has the same numbers with each. Minutes are those of everything that a score
-    needs, trained on the study's machine.
+    What sees no reference has the same numbers with each. Minutes are means over all of a row's runs, of
+    all training that a score needs (:func:`records.training_seconds`).
 
     Arguments:
         study: The study.
@@ -282,7 +282,8 @@ def side_by_side(study: Study, runs: Sequence[Run]) -> str:
             for i, r in settings
         ]
         minutes = np.mean([training_seconds(run, runs) for run in own]) / 60
-        seeds = str(max(map(len, found)))
+        counts = sorted({len(runs) for runs in found if runs})
+        seeds = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
         table.append([title, seeds, *map(near_far, found), f"{minutes:.0f}"])
     header = ["near / far AUROC (%)", "seeds", *(f"{i}, {r}" for i, r in settings), "minutes"]
     return markdown_rows(header, table)

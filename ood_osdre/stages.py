@@ -1,7 +1,7 @@
 r"""The stages of a run: a network from pixels, a head on a classifier's features, or a sum of such.
 
 A run with a head has two stages, each with its state in the run folder: `classifier/`, unless the
-classifier is given, and `head/`. Between them features are computed, in memory. Its model is both.
+classifier is given, and `head/`. Between them features are computed, and kept. Its model is both.
 
 A run whose score is a sum trains its own model as any run does, and then the configurations that
 `evaluation.together` names, in `together-1/`, `together-2/` and so on. Runs that it names are read.

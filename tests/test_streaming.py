@@ -17,7 +17,7 @@ from PIL import Image
 from torch import nn
 
 from ood_osdre import OneStepDetector
-from ood_osdre.data import ImageSet, image_files, images, load_benchmark, load_manifest
+from ood_osdre.data import ImageSet, image_files, images, load_benchmark, load_manifest, transforms
 from ood_osdre.data.__main__ import main
 from ood_osdre.data.image_files import ArrayRows, ImageFiles, in_batches
 from ood_osdre.data.inputs import read, read_pieces
@@ -162,25 +162,31 @@ def test_no_batch_depends_on_where_images_are(
 
 
 @pytest.mark.parametrize("mixture", [0.0, 0.5, 0.99])
-def test_of_two_processes_each_decodes_what_it_trains_on(
+def test_of_several_processes_each_decodes_what_it_trains_on(
     folders: list[Path], monkeypatch: pytest.MonkeyPatch, mixture: float
 ) -> None:
     (lazy, held), (reference, others) = map(files_of, folders)
-    options = DataConfig(crop=3, broaden=min(0.5, 1 - mixture), mixture=mixture, flip="random")
+    share = min(0.5, 1 - mixture)
+    options = DataConfig(crop=3, broaden=share, mixture=mixture, flip="random")
     preprocess = Preprocess((0.4,) * 3, (0.2,) * 3)
-    expected = ImageBatches(held, others, options, preprocess, 8, 1)
+    # The one that needs images of other places.
+    monkeypatch.setattr(transforms, "BROADENINGS", {"mix": transforms.BROADENINGS["mix"]})
+    size, mixed, together = 24, round(24 * mixture), round(24 * share)
+    expected = ImageBatches(held, others, options, preprocess, size, 1)
     monkeypatch.setattr(image_files, "LIMIT", 0)
-    for part in (slice(0, 4), slice(4, 8)):
+    for start in range(0, size, 8):
+        part = slice(start, start + 8)
         monkeypatch.setattr(distributed, "share", lambda size, part=part: part)
-        count = Counting(monkeypatch)
-        batches = ImageBatches(lazy, reference, options, preprocess, 8, 1)
-        for step in (0, 4):
-            for x, own in zip(expected(step), batches(step), strict=True):
-                assert x is None or torch.equal(x[part], own[part])
-        # Of ID images one more, which stands in for one of the reference.
-        assert count.all == 2 * (8 + (mixture > 0.9 or (mixture > 0 and part.start == 4)))
-        monkeypatch.undo()
-        monkeypatch.setattr(image_files, "LIMIT", 0)
+        with monkeypatch.context() as counted:
+            count = Counting(counted)
+            batches = ImageBatches(lazy, reference, options, preprocess, size, 1)
+            for step in (0, 4):
+                for x, own in zip(expected(step), batches(step), strict=True):
+                    assert x is None or torch.equal(x[part], own[part])
+        own_places = set(range(start, start + 8))
+        before = {(i - 1) % size for i in own_places if i >= size - mixed}
+        beside = set(range(together)) if start < together else set()
+        assert count.all == 2 * (len(own_places | before) + len(own_places | beside))
 
 
 def test_the_processes_that_decode_are_used_and_bounded(

@@ -479,7 +479,7 @@ def test_methods_stand_side_by_side_with_each_reference() -> None:
     assert tables.side_by_side(study, runs).splitlines() == [
         "| near / far AUROC (%) | seeds | i, r | i, s | j, s | minutes |",
         "| :-- | --: | --: | --: | --: | --: |",
-        "| a | 2 | 71.0 ± 1.4 / 90.0 ± 0.0 | 71.0 / 90.0 | 50.0 / 90.0 | 3 |",
+        "| a | 1 to 2 | 71.0 ± 1.4 / 90.0 ± 0.0 | 71.0 / 90.0 | 50.0 / 90.0 | 3 |",
         "| blind | 1 | 60.0 / 90.0 | 60.0 / 90.0 | - | 3 |",
     ]
 
@@ -508,6 +508,12 @@ def test_the_training_time_of_a_head_counts_its_classifier(tmp_path: Path) -> No
     further = total.replace(variant="v", train_seconds=None)
     assert training_seconds(further, [*others, head, total]) == 106.0
     assert np.isnan(training_seconds(total, [head, total]))
+    # Of a part that is trained with each reference, the one of the same.
+    other = head.replace(reference="r", train_seconds=9.0)
+    for found in ([other, head], [head, other]):
+        assert training_seconds(total, [*others, *found, total]) == 106.0
+        own = total.replace(reference="r")
+        assert training_seconds(own, [*others, *found, own]) == 114.0
 
     quick = Quick()
     for name, options in (("c", []), ("h", [f"classifier={tmp_path / 'c'}"])):

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from ..detectors import OneStepDetector
 
 UNFINISHED, ALPHA, SIZE = 3, 0.05, 32
-# A set of a few hundred images is not trained on thousands of times, unless that is asked for; of
-# the set that is named here a tenth calibrates and a tenth validates, so the rest comes more often.
+# A set of a few hundred images is not trained on thousands of times, unless that is asked for. The
+# count is of all its images, also of the tenths that calibrate and validate.
 EPOCHS, LEAST_STEPS = 50, 1000
 # What a run that was killed before its first checkpoint has left.
 REMAINS = (".lock", "log.jsonl", "head")

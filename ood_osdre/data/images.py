@@ -193,10 +193,10 @@ def decode_all(
         title: What the progress bar and errors call the set.
         progress: Whether to show a progress bar.
         threads: How many threads decode; None for as many as there are cores.
-        keep: Whether to keep the images and return them; else only a few are held at once.
+        keep: Whether to keep the images; else they are only looked at, a few at once.
 
     Returns:
-        The images, with shape :math:`(N, S, S, 3)`.
+        The images, with shape :math:`(N, S, S, 3)`; none if they are not kept.
 
     Raises:
         UserError: If some cannot be decoded; it names them.
@@ -207,13 +207,13 @@ def decode_all(
     bad: list[str] = []
 
     def some(start: int) -> int:
-        stop = min(start + together, len(paths))
-        for i in range(start, stop):
+        part = paths[start : start + together]
+        for i, path in enumerate(part, start):
             try:
-                images[i : i + 1] = decode(paths[i], size)
+                images[i : i + 1] = decode(path, size)  # where there is room for it
             except DAMAGE as error:
-                bad.append(f"{paths[i]} ({one_line(error, 60)})")
-        return stop - start
+                bad.append(f"{path} ({one_line(error, 60)})")
+        return len(part)
 
     # A hidden bar would take a lock, too, which the processes of a data loader share.
     bar: Bar | contextlib.nullcontext[None] = contextlib.nullcontext()

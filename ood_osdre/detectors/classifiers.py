@@ -247,6 +247,7 @@ def fit_on_classifier(
     manifest, none = Manifest.model_construct(size=size, hold_out=()), ImageSet.empty(size)
     kept = None if folder is None else folder / HEAD
     data = BenchmarkData(manifest, sets[0], none, none, sets[1], {}, {}, cache=kept)
+    # Refused before the fingerprints below look at every image.
     HeadData(config, config.head, data).check(given.model)
     preprocess = Preprocess(mean, std, device)
     classifier = given.model.to(device).eval()

@@ -1,8 +1,8 @@
 r"""Features of many images on disk: computed once, read by the next head, never all in memory.
 
 Features are kept beside decoded images, in shards of a few thousand rows, each written whole or not
-at all, with a checksum, and mapped into memory when read. A folder `features-KEY` is named after all that they depend
-on: the version of the program, the digest of the network, its layers, the preprocessing, the images
+at all, with a checksum, and mapped into memory when read. A folder `features-KEY` is named after all
+that they depend on: the version of the program, the digest of the network, its layers, the preprocessing, the images
 and their order, and for a reference what broadens it. A run that was stopped goes on with the first
 shard that is missing; a second head on the same network trains at once. Of the folders that a run
 does not use, those used last are kept up to :data:`KEPT` bytes, and the others removed unless another
@@ -35,8 +35,8 @@ from ..models import Whitening
 
 #: The most bytes of features that are kept in a folder, beside those in use.
 KEPT = 8 * 2**30
-#: The seconds after their last use for which features are kept, however many: those of a run that
-#: computes others, or trains a head, are used at each shard that it computes.
+#: The seconds after their last use for which features are kept, however many. A run uses all of its
+#: features whenever it has computed a shard, and until its head is trained it should not need longer.
 RECENT = 21_600.0
 PREFIX = "features-"
 

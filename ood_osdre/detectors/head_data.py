@@ -93,7 +93,7 @@ class HeadData:
         r"""Returns the features of ID and of reference images, and what stopped this if it did.
 
         They are computed as scores are, in single precision and in evaluation mode. A signal stops
-        it; a time budget does not. Those of images in files are kept
+        it; a time budget does not. Those of images that have a key are kept
         (:mod:`~ood_osdre.detectors.feature_store`), so that what has been computed is not computed
         again.
 

@@ -253,7 +253,7 @@ def _flagged(scores: Scores, conformal: SplitConformal) -> list[tuple[str, float
 
 
 def _histories(folder: Path, record: Mapping[str, Any]) -> dict[str, list[Row]]:
-    r"""Returns what each stage logged; without logs, the validations that the record holds."""
+    r"""Returns what each stage logged, the run's own without a name; else the record's validations."""
     found = {}
     for path in sorted(folder.rglob(LOG)):
         entries = []
@@ -319,7 +319,7 @@ def _facts(record: Mapping[str, Any], sources: Sequence[Path]) -> dict[str, str]
     seeds = [_record(source).get("seed") for source in sources]
     facts = {
         "seed": ", ".join(str(seed) for seed in seeds if seed is not None),
-        "commit": commit and commit["revision"] + " with changes" * commit["dirty"],
+        "commit": commit.get("revision", "") + (" with changes" if commit.get("dirty") else ""),
         "command": shlex.join(map(str, record.get("command", []))),
         "created": record.get("created", ""),
         "device": record.get("device"),

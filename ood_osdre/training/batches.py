@@ -202,7 +202,7 @@ class ImageBatches(PixelBatches):
         def rows(step: int) -> list[Tensor]:
             return [self._chosen(step, stream)[0] for stream in streams]
 
-        own = own_places(batch_size, options.mixture)
+        own = own_places(batch_size, options)
         self._images = StepImages(sets, rows, self.device, own)
         self.id_labels = torch.as_tensor(id_train.labels, device=self.device)
         # The order of the current epoch.

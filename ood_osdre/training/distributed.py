@@ -1,8 +1,9 @@
 r"""Devices, and training and scoring on several processes, as `torchrun` starts them.
 
 Every process draws the same batch, a function of the seed and the step, and trains on its own
-rows, of images in files the only ones that it decodes; PyTorch's `DistributedDataParallel` averages the gradients. The batches therefore do not
-depend on the number of processes, and a run can be resumed by another number of them. With group
+rows; PyTorch's `DistributedDataParallel` averages the gradients. The batches therefore do not
+depend on the number of processes, and a run can be resumed by another number of them. Of images in
+files each process decodes those that its own rows are made from. With group
 normalisation a step is that of one process, up to the order of sums; training enlarges such rounding,
 in 200 steps to scores that differ by a quarter of their deviation (`docs/bring_your_own.md`). With
 batch normalisation each process normalises its own rows, as it always does there, which changes the

@@ -27,6 +27,7 @@ from torch.utils.data import DataLoader, Dataset
 from ..data import image_files
 from ..data.image_files import ArrayRows, ImageFiles, Pixels, array_of, cores
 from ..errors import UserError, one_line
+from ..sections import DataConfig
 from . import distributed
 
 #: The most bytes of decoded pixels that wait for their step, and the most processes that decode.
@@ -38,17 +39,23 @@ Rows: TypeAlias = NDArray[np.intp]
 Fetched: TypeAlias = list[NDArray[np.uint8]]
 
 
-def own_places(size: int, mixture: float) -> tuple[Tensor, Tensor]:
-    r"""Returns the places of a batch whose ID and whose reference images this process trains on.
+def own_places(size: int, options: DataConfig) -> tuple[Tensor, Tensor]:
+    r"""Returns the places of a batch whose ID and whose reference images this process needs.
+
+    They are those that it trains on, and what these are made from
+    (:meth:`~ood_osdre.training.batches.PixelBatches.varied`): of the reference images the last, a share
+    `mixture`, are replaced by the ID image one place before, and the first, a share `broaden`, are
+    broadened together, some of them by the image beside them.
 
     Arguments:
         size: The size :math:`B` of the batch.
-        mixture: The share of the reference images, the last, that are replaced by the ID image one
-            place before (:meth:`~ood_osdre.training.batches.PixelBatches.varied`).
+        options: The shares.
     """
     own = torch.arange(size)[distributed.share(size)]
-    before = (own[own >= size - round(mixture * size)] - 1) % size
-    return torch.cat([own, before]).unique(), own
+    before = (own[own >= size - round(options.mixture * size)] - 1) % size
+    together = torch.arange(round(options.broaden * size))
+    needed = [own, together] if (own < len(together)).any() else [own]
+    return torch.cat([own, before]).unique(), torch.cat(needed).unique()
 
 
 class StepImages:
@@ -58,8 +65,8 @@ class StepImages:
         sets: The sets.
         rows: From a step to the rows of each set that it has, each a tensor with shape :math:`(B)`.
         device: Where the images are wanted.
-        places: Those of a step's images of each set that are wanted: another that is in a file may
-            be any of these instead. None for all.
+        places: The places in a step's batch whose images are wanted, for each set; None for all. Of a
+            set that is not on the device the others are not fetched, and another image stands there.
     """
 
     def __init__(
@@ -97,9 +104,10 @@ class StepImages:
                 kept, places = whole
                 found.append((kept, self.placed(rows if places is None else places[rows])))
                 continue
-            batch = decoded[i] if i in decoded else np.ascontiguousarray(images[rows.numpy()])
+            wanted = rows[self.places[i]].numpy()
+            batch = decoded[i] if i in decoded else np.ascontiguousarray(images[wanted])
             within = torch.zeros(len(rows), dtype=torch.long)
-            within[self.places[i] if i in decoded else slice(None)] = torch.arange(len(batch))
+            within[self.places[i]] = torch.arange(len(batch))
             found.append((self.placed(torch.as_tensor(batch)), self.placed(within)))
         return found
 
