@@ -101,7 +101,7 @@ class Study(Options):
         steps: To how many steps a training is shortened; null for the configuration's.
         seeds: The training seeds.
         curve: Whether loss curves are kept.
-        keep: The methods of which scores and plots of the first seed are kept below `results/`.
+        keep: The methods of which the plot of scores of the first seed is kept below `results/`.
         shared: Lists that others refer to by YAML's anchors; read nowhere else.
         methods: The methods by name, as the tables have them.
     """

@@ -36,7 +36,7 @@ from ood_osdre.files import atomic_path, local
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
-KEPT = ("scores.npz", "score_density.png")
+PLOT = "score_density.png"
 # The main commands that are at work.
 RUNNING: set["subprocess.Popen[str]"] = set()
 
@@ -194,7 +194,7 @@ class Runner:
             raise UserError(last if run.returncode == cli.UNFINISHED else f"failed: {last}")
 
     def _write(self, job: Job, variant: str, folder: Path) -> None:
-        r"""Adds the line of a finished run, after its plots and scores where those are kept."""
+        r"""Adds the line of a finished run, after its plot where that is kept."""
         record = record_of(folder / "run.json")
         curve = self.study.curve if job.method.curve is None else job.method.curve
         run = finished_run(
@@ -213,9 +213,8 @@ class Runner:
         own = job.name in self.study.keep and variant == job.method.variant
         if own and job.seed == min(self.study.seeds):
             name = slug("-".join(filter(None, [*job.setting, job.name])))
-            for file in KEPT:
-                with atomic_path(self.args.results / self.args.study / name / file) as temporary:
-                    shutil.copyfile(folder / file, temporary)
+            with atomic_path(self.args.results / self.args.study / f"{name}.png") as temporary:
+                shutil.copyfile(folder / PLOT, temporary)
         with self.writing:
             append(self.records, run)
             self.lines[run.key] = run
@@ -257,7 +256,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--out", type=local, default=Path("runs"), metavar="DIR", help="scratch")
     add("--studies", type=local, default=STUDIES, metavar="DIR")
     add("--records", type=local, default=RECORDS, metavar="DIR")
-    add("--results", type=local, default=RESULTS, metavar="DIR", help="for scores and plots")
+    add("--results", type=local, default=RESULTS, metavar="DIR", help="for plots")
     args = parser.parse_args(argv)
     return exit_status(lambda: run(args))
 
