@@ -64,7 +64,8 @@ def atomic_path(path: str | os.PathLike[str], flush: bool = True) -> Iterator[Pa
     r"""Gives a temporary path that becomes `path` if the block succeeds and vanishes if not.
 
     The temporary file is in the folder of `path`, which is created if needed, and has its suffix.
-    Symbolic links are followed.
+    Symbolic links are followed. A device or FIFO stays what it is: it is given itself, and written
+    in place.
 
     Arguments:
         path: The file to create or replace.
@@ -82,9 +83,14 @@ def atomic_path(path: str | os.PathLike[str], flush: bool = True) -> Iterator[Pa
         ...     [path.name for path in Path(folder, "run").iterdir()]
         ['log.txt']
     """
-    target = Path(os.path.realpath(local(path)))
+    place = local(path)
+    target = Path(os.path.realpath(place))
     temporary = target.with_name(f".{uuid.uuid4().hex}.tmp{target.suffix}")
     try:
+        # Asked of the place, not the target: a link such as /dev/stdout may have none with a name.
+        if os.path.exists(place) and not (is_regular(place) or is_folder(place)):
+            yield place
+            return
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary.touch(exist_ok=False)  # unlike tempfile, respects the umask
         try:

@@ -112,6 +112,20 @@ def test_permissions_follow_the_umask_and_links_are_kept(tmp_path: Path) -> None
     assert target.stat().st_mode == plain.stat().st_mode
 
 
+def test_what_is_no_regular_file_is_written_in_place(tmp_path: Path) -> None:
+    fifo, link = tmp_path / "fifo", tmp_path / "link.csv"
+    os.mkfifo(fifo)
+    link.symlink_to(fifo)
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        with atomic_path(link) as place:
+            place.write_text("rows")
+        assert os.read(reader, 9) == b"rows"
+    finally:
+        os.close(reader)
+    assert fifo.is_fifo() and sorted(os.listdir(tmp_path)) == ["fifo", "link.csv"]
+
+
 def test_places_that_cannot_be_written_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "folder" / "x").mkdir(parents=True)
     (tmp_path / "file").touch()
