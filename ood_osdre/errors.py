@@ -40,11 +40,14 @@ def exit_status(command: Callable[[], int]) -> int:
     r"""Runs a command and returns its exit status, 2 for a user's error, 130 if interrupted.
 
     Where the reader of its output has gone, as `head` goes, it ends without a word and with 141, which
-    is what a shell says of `cat` then.
+    is what a shell says of `cat` then. Where standard error is closed, messages go nowhere: `print`
+    would write them to standard output, among the results.
 
     Arguments:
         command: What to run once the arguments are parsed. Returns an exit status.
     """
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - for as long as the process
     try:
         status = _told(command)
         if sys.stdout is not None:

@@ -409,7 +409,8 @@ MISTAKES = {
     "no input": (["score", "{run}"], "standard input: nothing to score"),
     "mistyped": (["score", "{run}", "{id}", "nowhere", "--out", "{new}"], "nowhere: no such file"),
     "pattern": (["score", "{run}", "{id}/*.gif", "--out", "{new}"], "no such file .* pattern"),
-    "too few": (["monitor", "{run}"], "expected .* at least 50"),
+    "too few": (["monitor", "{run}"], "run: has 4 .* at least 50; fit"),
+    "window": (["monitor", "{run}", "--window", "9" * 20], "--window: got 9+, expected"),
     "nothing to report": (["report", "{empty}"], "no run to report on"),
     "suffix": (["export", "{run}", "{new}.txt"], "got the suffix"),
     "own set": (["eval", "--id", "flowers"], "--benchmark FILE"),
@@ -442,6 +443,57 @@ def test_a_mistake_is_one_line_and_nothing_is_written(
     (line,) = [line for line in output.err.splitlines() if "error: " in line]
     assert re.search(message, line)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "file"]
+
+
+def test_what_is_scored_is_not_replaced(
+    rows: Path, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new, picture = tmp_path / "new.csv", photographs(tmp_path / "in", 1, 0, 0) / "00.png"
+    new.write_text("1,2\n")
+    before = picture.read_bytes()
+    for source in (f"{new}", f"{tmp_path}/*.csv"):
+        assert main(["score", f"{rows / 'run'}", source, "--out", f"{new}", "--quiet"]) == 2
+    with new.open() as stream:
+        monkeypatch.setattr(sys, "stdin", stream)
+        assert main(["score", f"{rows / 'run'}", "--out", f"{new}", "--quiet"]) == 2
+    assert new.read_text() == "1,2\n"
+    arguments = [f"{root / 'run'}", f"{picture.parent}", "--quiet", "--out"]
+    assert main(["score", *arguments, f"{picture}"]) == 2
+    assert picture.read_bytes() == before
+    assert main(["score", *arguments, f"{tmp_path / 'in' / 'scores.csv'}"]) == 0
+
+
+def test_streams_that_are_closed(
+    rows: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = str(rows / "run")
+    with monkeypatch.context() as closed:
+        closed.setattr(sys, "stdin", None)
+        assert main(["score", run]) == 2
+    assert "standard input: is closed" in capsys.readouterr().err
+    for verb in ("score", "monitor"):
+        type_in(monkeypatch, "1,2\n")
+        with monkeypatch.context() as closed:
+            closed.setattr(sys, "stdout", None)
+            assert main([verb, run]) == 2
+        assert capsys.readouterr().err.startswith("error: standard output: is closed")
+        type_in(monkeypatch, "1,2\n")
+        with monkeypatch.context() as closed:
+            closed.setattr(sys, "stderr", None)
+            assert main([verb, run]) == 0  # and no summary among the results
+        assert len(capsys.readouterr().out.splitlines()) == 2 * (verb == "score")
+
+
+def test_text_and_fifos_get_rows(
+    rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.save(tmp_path / "s.npy", np.array(["", "hello"]))
+    os.mkfifo(tmp_path / "f.csv")  # which nobody writes to
+    sources = [f"{tmp_path / name}" for name in ("s.npy", "f.csv")]
+    assert main(["score", str(rows / "run"), *sources, "--quiet"]) == 1
+    empty, text, fifo = table(capsys.readouterr().out)
+    assert empty["error"] == text["error"] != "hello" and "expected" in text["error"]
+    assert fifo["error"] == "is no regular file"
 
 
 def test_help_waits_for_nothing_heavy() -> None:

@@ -1,6 +1,15 @@
 r"""What the verbs share: how they end, where they find a detector, and what comes on standard input."""
 
-__all__ = ["STDIN", "add_scoring", "find_scorer", "finish", "input_lines", "new_parser", "rate"]
+__all__ = [
+    "STDIN",
+    "add_scoring",
+    "find_scorer",
+    "finish",
+    "input_lines",
+    "new_parser",
+    "output",
+    "rate",
+]
 
 import argparse
 import io
@@ -8,7 +17,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from ..errors import UserError, exit_status
 
@@ -61,9 +70,18 @@ def find_scorer(args: argparse.Namespace) -> "Scorer":
     return load_scorer(args.run, device)
 
 
+def output() -> IO[str]:
+    r"""Returns standard output, which a shell closes with `>&-`."""
+    if sys.stdout is None:
+        raise UserError("standard output: is closed, expected somewhere to write to.")
+    return sys.stdout
+
+
 def input_lines() -> Iterator[str]:
     r"""Yields the lines of standard input as they come, empty ones left out, as bytes have them."""
-    if sys.stdin is None or sys.stdin.isatty():
+    if sys.stdin is None:
+        raise UserError("standard input: is closed, expected paths or rows, one a line.")
+    if sys.stdin.isatty():
         raise UserError("standard input: is a terminal, expected paths or rows, one a line.")
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="surrogateescape")

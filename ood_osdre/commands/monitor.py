@@ -25,7 +25,7 @@ from queue import Queue
 from typing import TYPE_CHECKING
 
 from ..errors import UserError, count, number
-from .common import add_scoring, find_scorer, finish, input_lines, new_parser
+from .common import add_scoring, find_scorer, finish, input_lines, new_parser, output
 from .score import INCOMPLETE
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def parser(prog: str) -> argparse.ArgumentParser:
         "--run-length", type=number(positive=True), default=1e4, metavar="N", help=known
     )
     known = "latest inputs whose mean an alarm has, and that follow it unwatched (default: %(default)s)"
-    p.add_argument("--window", type=count(1), default=500, metavar="N", help=known)
+    p.add_argument("--window", type=count(1, sys.maxsize), default=500, metavar="N", help=known)
     return p
 
 
@@ -66,10 +66,17 @@ def run(args: argparse.Namespace) -> int:
 
     from ..detectors.files import score_items
     from ..tasks import DriftMonitor
+    from ..tasks.tracking import LEAST_CALIBRATION
 
+    alarms_to = output()
     scorer = find_scorer(args)
     if scorer.conformal is None:
         raise UserError(f"{args.run}: is not calibrated, expected a run of ood-osdre fit.")
+    if (size := scorer.conformal.size) < LEAST_CALIBRATION:
+        raise UserError(
+            f"{args.run}: has {size} calibration scores, expected at least {LEAST_CALIBRATION}; fit "
+            "it with more ID data, or with --calibrate."
+        )
     # They are kept sorted, and a monitor takes inputs in the order that they came in.
     calibration = np.random.default_rng(0).permutation(scorer.conformal.scores)
     monitor = DriftMonitor(lambda scores: scores, calibration, args.run_length, args.window)
@@ -86,8 +93,8 @@ def run(args: argparse.Namespace) -> int:
             if state.alarm == state.inputs:
                 alarms += 1
                 found = {"input": state.alarm, "name": name, **state._asdict()}
-                print(json.dumps({k: found[k] for k in found if k not in ("inputs", "alarm")}))
-                sys.stdout.flush()
+                line = json.dumps({k: found[k] for k in found if k not in ("inputs", "alarm")})
+                print(line, file=alarms_to, flush=True)
     if not monitor.count and not failed:
         raise UserError("standard input: nothing to watch.")
     if not args.quiet:

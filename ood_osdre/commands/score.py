@@ -14,13 +14,13 @@ import glob
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from ..errors import UserError
-from .common import STDIN, add_scoring, find_scorer, finish, input_lines, new_parser, rate
+from .common import STDIN, add_scoring, find_scorer, finish, input_lines, new_parser, output, rate
 
 if TYPE_CHECKING:
     from ..detectors import Scorer
@@ -65,6 +65,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "ood-osdre score") 
 def run(args: argparse.Namespace) -> int:
     r"""Scores everything and returns 1 if something could not be."""
     check_sources(args.images)
+    check_out(args.out, args.images)
     from ..detectors.files import in_parts, score_items
     from ..evaluation.calibration import SplitConformal
     from ..progress import Bar
@@ -77,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
         conformal = SplitConformal(conformal.scores, args.alpha)
     score = "log_ratio" if scorer.ratio.in_nats else "score"
     total = flagged = failed = 0
-    live = args.out is not None or not sys.stdout.isatty()
+    live = args.out is not None or not output().isatty()
     bar = Bar(desc="scoring", unit="file", disable=args.quiet or not live)
     with opened(args.out) as file, bar:
         rows = csv.writer(file, lineterminator="\n")
@@ -114,6 +115,27 @@ def check_sources(sources: Sequence[str]) -> None:
             raise UserError(f"{source}: no such file or folder{' as this pattern' * pattern}.")
 
 
+def check_out(out: Path | None, sources: Sequence[str]) -> None:
+    r"""Refuses to replace what is to be scored."""
+    from ..data.lists import image_suffixes
+    from ..files import is_folder, is_regular, local
+
+    if out is None or not is_regular(local(out)):
+        return
+    target = Path(os.path.realpath(local(out)))
+    for source in sources or [STDIN]:
+        found = [os.path.expanduser(source)]
+        found += glob.iglob(found[0], recursive=True) if glob.has_magic(source) else []
+        same = any(is_regular(path) and os.path.samefile(path, target) for path in found)
+        if source == STDIN and sys.stdin is not None:
+            with suppress(OSError):  # no stream of the system's
+                same = os.path.samestat(os.fstat(sys.stdin.fileno()), target.stat())
+        elif is_folder(found[0]) and target.suffix.lower() in image_suffixes():
+            same = Path(os.path.realpath(found[0])) in target.parents
+        if same:
+            raise UserError(f"--out {out}: is to be scored ({source}); expected another file.")
+
+
 def items_of(sources: Sequence[str], scorer: "Scorer") -> Iterator["Item"]:
     r"""Yields what is to be scored, see :mod:`ood_osdre.detectors.files`."""
     from ..detectors.files import list_items, list_lines, list_rows
@@ -132,7 +154,7 @@ def items_of(sources: Sequence[str], scorer: "Scorer") -> Iterator["Item"]:
 def opened(path: Path | None) -> Iterator[IO[str]]:
     r"""Opens a file that is whole or absent in the end; None for standard output."""
     if path is None:
-        yield sys.stdout
+        yield output()
         return
     from ..files import atomic_path, local, sweep
 

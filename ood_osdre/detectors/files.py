@@ -31,7 +31,7 @@ from ..data.inputs import read
 from ..data.lists import stream_folder
 from ..errors import UserError, one_line
 from ..evaluation.evaluate import score_images
-from ..files import ARRAYS, is_folder, local, parse_rows, read_array
+from ..files import ARRAYS, is_folder, is_regular, local, parse_rows, read_array
 from .scorer import Scorer
 
 # The most items that are scored together, and the bytes of images that they may be.
@@ -95,12 +95,14 @@ def list_lines(paths: Iterable[str], vectors: bool) -> Iterator[Item]:
         try:
             if is_folder(path):
                 yield source, "is a folder"
+            elif os.path.exists(path) and not is_regular(path):
+                yield source, "is no regular file"  # nobody may write to a FIFO, ever
             elif path.suffix.lower() == ".csv" and vectors:
                 with path.open(encoding="utf-8-sig", errors="replace") as lines:
                     yield from list_rows(lines, source)
             elif path.suffix.lower() in ARRAYS:
                 yield from (
-                    (f"{source}:{i}", row)
+                    (f"{source}:{i}", np.asarray(row))  # text, else, is what is wrong with an item
                     for i, row in enumerate(np.atleast_1d(read_array(path)[0]))
                 )
             else:

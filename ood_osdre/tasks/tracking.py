@@ -268,10 +268,10 @@ class DriftMonitor:
         seed: int = 0,
     ) -> None:
         numbers = isinstance(run_length, Real) and isinstance(window, Integral)
-        if not numbers or not (1 < run_length < math.inf and window >= 1):
+        if not numbers or not (1 < run_length < math.inf and 1 <= window < 2**63):
             raise UserError(
                 f"run_length and window: got {shown(run_length)} and {shown(window)}, expected a "
-                "finite number above 1 and a whole number from 1."
+                "finite number above 1 and a whole number from 1 to 2**63 - 1."
             )
         self._log_ratio = log_ratio
         self.run_length, self.window = float(run_length), int(window)
