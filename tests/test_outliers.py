@@ -117,6 +117,16 @@ def test_columns_of_a_frame_have_names_and_an_order() -> None:
         detector.predict(x.to_numpy())
 
 
+def test_rows_may_run_backwards() -> None:
+    x = rows(100)
+    reference = 2 * x
+    detector = OneStepOutlierDetector(reference[::-1], **QUICK).fit(x[::-1])
+    same = OneStepOutlierDetector(reference[::-1].copy(), **QUICK).fit(x[::-1].copy())
+    np.testing.assert_array_equal(detector.score_samples(x[::-1]), same.score_samples(x)[::-1])
+    frame = pd.DataFrame(x).iloc[::-1]
+    np.testing.assert_array_equal(detector.predict(frame), same.predict(x)[::-1])
+
+
 def test_it_joins_pipelines_and_searches() -> None:
     x = np.concatenate([rows(100), rows(20, 1)])[np.arange(120) * 7 % 120]
     y = np.repeat([1, -1], [100, 20])[np.arange(120) * 7 % 120]

@@ -191,7 +191,7 @@ class OneStepOutlierDetector(OutlierMixin, BaseEstimator):
         if not (np.ptp(np.concatenate([rows[train], reference]), axis=0) > 0).any():
             raise UserError("X: no column varies, expected one that does.")
         head = _head(given, len(train), seed)
-        x_1, x_0 = (torch.tensor(x, dtype=torch.float64) for x in (rows[train], reference))
+        x_1, x_0 = (_tensor(x) for x in (rows[train], reference))
         fitted = fit_head(head, x_1, x_0, find_device(self.device))
         check_finished(fitted.outcome, head.training.steps)
         # In single precision a row's score would depend on the rows that are scored with it.
@@ -240,11 +240,16 @@ class OneStepOutlierDetector(OutlierMixin, BaseEstimator):
     @torch.no_grad()
     def _log_ratio(self, rows: Array) -> Array:
         device = next(self.ratio_.parameters()).device
-        parts = torch.tensor(rows).split(TOGETHER)  # a copy, as rows may be read-only
+        parts = _tensor(rows).split(TOGETHER)
         scores = [self.ratio_.log_ratio(part.to(device)).cpu() for part in parts]
         # A sum's last digits depend on the rows beside it, and so would the side of the threshold
         # that a row is on which is at it.
         return torch.cat(scores).numpy().round(DIGITS)
+
+
+def _tensor(rows: Array) -> torch.Tensor:
+    # A copy, as rows may be read-only; in order, as PyTorch takes no rows that run backwards.
+    return torch.tensor(np.ascontiguousarray(rows), dtype=torch.float64)
 
 
 def _split(
