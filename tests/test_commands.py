@@ -492,7 +492,8 @@ def test_text_and_fifos_get_rows(
     sources = [f"{tmp_path / name}" for name in ("s.npy", "f.csv")]
     assert main(["score", str(rows / "run"), *sources, "--quiet"]) == 1
     empty, text, fifo = table(capsys.readouterr().out)
-    assert empty["error"] == text["error"] != "hello" and "expected" in text["error"]
+    assert empty["error"] == text["error"] != "hello"
+    assert "expected" in text["error"]
     assert fifo["error"] == "is no regular file"
 
 

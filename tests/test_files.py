@@ -123,7 +123,8 @@ def test_what_is_no_regular_file_is_written_in_place(tmp_path: Path) -> None:
         assert os.read(reader, 9) == b"rows"
     finally:
         os.close(reader)
-    assert fifo.is_fifo() and sorted(os.listdir(tmp_path)) == ["fifo", "link.csv"]
+    assert fifo.is_fifo()
+    assert sorted(os.listdir(tmp_path)) == ["fifo", "link.csv"]
 
 
 def test_places_that_cannot_be_written_are_one_line(tmp_path: Path) -> None:

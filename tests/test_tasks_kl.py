@@ -18,6 +18,7 @@ from torch import Generator, Tensor
 
 from ood_osdre.config import Config
 from ood_osdre.data import load_digits_benchmark
+from ood_osdre.errors import UserError
 from ood_osdre.stages import train_run
 from ood_osdre.tasks import information, tracking
 from ood_osdre.tasks.__main__ import main
@@ -259,6 +260,11 @@ def test_divergence_difference_is_what_it_is_called() -> None:
     assert report.divergence_difference == pytest.approx(difference, abs=4 * report.standard_error)
     assert report.standard_error < 0.01
     assert report.baseline == pytest.approx(math.log(2) - 0.375, abs=0.1)
+
+
+def test_a_window_longer_than_any_list_is_refused() -> None:
+    with pytest.raises(UserError, match="a whole number from 1 to"):
+        DriftMonitor(same, np.arange(60.0), window=2**63)
 
 
 def test_equal_scores_are_no_change() -> None:
