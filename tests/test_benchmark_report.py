@@ -62,7 +62,7 @@ def test_a_record_cut_short_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for name, message in (("int8", "not a run record"), ("short", "not a line of JSON")):
         with pytest.raises(UserError, match=rf"{name}: .*{message}"):
             report.render(f"<!-- table: {name} -->\n<!-- end -->\n")
-    text = report.render("<!-- table: main-cifar10 -->\n<!-- end -->\n")
+    text = report.render("<!-- table: main -->\n<!-- end -->\n")
     assert "Not run yet: `python benchmarks/study.py main" in text
 
 
