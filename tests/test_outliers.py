@@ -4,12 +4,14 @@ import copy
 import logging
 import pickle
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from scipy.stats import beta, multivariate_normal
 from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV, cross_val_score
@@ -125,6 +127,35 @@ def test_rows_may_run_backwards() -> None:
     np.testing.assert_array_equal(detector.score_samples(x[::-1]), same.score_samples(x)[::-1])
     frame = pd.DataFrame(x).iloc[::-1]
     np.testing.assert_array_equal(detector.predict(frame), same.predict(x)[::-1])
+
+
+def test_rows_too_far_to_score_are_outliers(fitted: OneStepOutlierDetector) -> None:
+    far = np.array([[1e300, 1e300], [1.7e308, -1.7e308], [1.7e308, 1.7e308]])
+    assert (fitted.predict(far) == -1).all()
+    assert np.isfinite(fitted.decision_function(far)).all()
+    assert (fitted.pvalue(far) == fitted.pvalue([[1e6, 1e6]])).all()
+    # Rounding to nine digits overflows from here on, and the scores themselves do not.
+    assert np.isfinite(fitted.score_samples([[1e303, 1e303]])).all()
+
+
+def test_a_fit_that_fails_leaves_the_one_before() -> None:
+    detector = OneStepOutlierDetector(**QUICK).fit(pd.DataFrame(rows(50), columns=["a", "b"]))
+    before = dict(vars(detector))
+    with pytest.raises(ValueError, match="copies of one"):
+        detector.fit(pd.DataFrame(np.ones((50, 3)), columns=["c", "d", "e"]))
+    assert vars(detector) == before
+
+
+def test_fits_share_no_random_numbers() -> None:
+    x, state = rows(60), torch.get_rng_state()
+
+    def scores(_: int) -> np.ndarray:
+        return OneStepOutlierDetector(**QUICK).fit(x).score_samples(x)
+
+    alone = scores(0)
+    with ThreadPoolExecutor(4) as pool:
+        assert all((together == alone).all() for together in pool.map(scores, range(8)))
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_it_joins_pipelines_and_searches() -> None:

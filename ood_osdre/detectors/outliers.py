@@ -15,6 +15,7 @@ __all__ = ["REFERENCES", "OneStepOutlierDetector"]
 
 import logging
 import math
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
@@ -33,6 +34,7 @@ from ..evaluation.calibration import SplitConformal
 from ..options import BatchSize, Count, Options, Positive
 from ..training.distributed import find_device
 from ..training.run import check_finished
+from ..training.surroundings import own_surroundings
 from .feature_head import fit_head
 
 if TYPE_CHECKING:
@@ -49,6 +51,12 @@ MARGIN, WIDER = 0.1, 2.0
 DRAWN = 2000
 # Rows that are scored at once, and the digits of a score, in nats, after the point.
 TOGETHER, DIGITS = 8192, 9
+# From this size on, in nats, a score in double precision has no digits to round.
+LARGE = 1e7
+
+# Weights are drawn from PyTorch's global generator, which the threads of a process share: a fit holds
+# it from the seed to the end, when the generator is again as the caller left it.
+ALONE = threading.Lock()
 
 log = logging.getLogger(__name__)
 
@@ -166,13 +174,23 @@ class OneStepOutlierDetector(OutlierMixin, BaseEstimator):
             y: Not looked at.
 
         Returns:
-            The detector itself.
+            The detector itself; where fitting fails, it stays as it was.
 
         Raises:
             ValueError: If the rows or the reference are not as described.
             UserError: If a parameter is out of range, all rows are copies of one, or no column
                 varies. It is a :class:`ValueError`, too.
         """
+        before = dict(vars(self))
+        try:
+            self._fit(X)
+        except BaseException:
+            vars(self).clear()
+            vars(self).update(before)
+            raise
+        return self
+
+    def _fit(self, X: "Rows") -> None:
         given = self._parameters()
         rows = validate_data(self, X, dtype=np.float64, ensure_min_samples=2)
         reference = None
@@ -192,17 +210,19 @@ class OneStepOutlierDetector(OutlierMixin, BaseEstimator):
             raise UserError("X: no column varies, expected one that does.")
         head = _head(given, len(train), seed)
         x_1, x_0 = (_tensor(x) for x in (rows[train], reference))
-        fitted = fit_head(head, x_1, x_0, find_device(self.device))
-        check_finished(fitted.outcome, head.training.steps)
-        # In single precision a row's score would depend on the rows that are scored with it.
-        self.ratio_ = fitted.model.fold().double().requires_grad_(False)
+        with ALONE, own_surroundings():
+            fitted = fit_head(head, x_1, x_0, find_device(self.device))
+            check_finished(fitted.outcome, head.training.steps)
+            # In single precision a row's score would depend on the rows that are scored with it.
+            self.ratio_ = fitted.model.fold().double().requires_grad_(False)
         self.n_iter_ = head.training.steps
         self.conformal_ = _calibrated(self._log_ratio(rows[held]), given.alpha, marks[held])
         self.offset_ = self.conformal_.threshold
-        return self
 
     def score_samples(self, X: "Rows") -> Array:
         r"""Returns the log-ratios in nats (larger = more like an inlier), with shape :math:`(N)`.
+
+        A row so far away that its log-ratio overflows has the least number there is, and is an outlier.
 
         Arguments:
             X: The rows, with shape :math:`(N, d)`.
@@ -211,7 +231,9 @@ class OneStepOutlierDetector(OutlierMixin, BaseEstimator):
             ValueError: If nothing is fitted, or the rows are not finite or of other columns.
         """
         check_is_fitted(self)
-        return self._log_ratio(validate_data(self, X, reset=False, dtype=np.float64))
+        scores = self._log_ratio(validate_data(self, X, reset=False, dtype=np.float64))
+        # Not infinite, as neither p-values nor the metrics of scikit-learn take infinite scores.
+        return np.where(np.isfinite(scores), scores, np.finfo(scores.dtype).min)
 
     def decision_function(self, X: "Rows") -> Array:
         r"""Returns by how much :meth:`score_samples` exceeds the threshold; outliers are below 0."""
@@ -242,9 +264,10 @@ class OneStepOutlierDetector(OutlierMixin, BaseEstimator):
         device = next(self.ratio_.parameters()).device
         parts = _tensor(rows).split(TOGETHER)
         scores = [self.ratio_.log_ratio(part.to(device)).cpu() for part in parts]
+        found = torch.cat(scores).numpy()
         # A sum's last digits depend on the rows beside it, and so would the side of the threshold
-        # that a row is on which is at it.
-        return torch.cat(scores).numpy().round(DIGITS)
+        # that a row is on which is at it. Large scores have no such digits, and rounding overflows.
+        return np.where(np.abs(found) < LARGE, np.clip(found, -LARGE, LARGE).round(DIGITS), found)
 
 
 def _tensor(rows: Array) -> torch.Tensor:
