@@ -80,6 +80,8 @@ def test_inliers_are_flagged_at_the_rate(fitted: OneStepOutlierDetector) -> None
     # Of 200 rows that calibrate, the rate given them is uncertain: Beta(10, 191).
     flagged = int((fitted.predict(rows(2000, seed=4)) == -1).sum())
     assert beta(10, 191).ppf(1e-4) < flagged / 2000 < beta(10, 191).ppf(1 - 1e-4)
+    with pytest.raises(ValueError, match="X: got masked values"):
+        fitted.predict(np.ma.masked_greater(rows(9), 1.0))
     assert (fitted.predict([[1.0, -50.0], [6.0, -75.0]]) == [1, -1]).all()
 
 
@@ -200,6 +202,11 @@ def test_references_are_what_they_say(name: str) -> None:
         ({"device": "cuda:9"}, rows(50), "not available here"),
         ({}, np.ones((50, 2)), "all 50 rows are copies of one"),
         ({}, rows(1), "1 sample"),
+        ({}, rows(2), "X: 1 of 2 rows train and are equal"),
+        ({}, rows(50) * 1e38, r"X: got .*e\+39, expected numbers up to 3.4e\+38"),
+        ({}, rows(50) * 1e-308, "X: no column varies by more than .*e-.*, expected one by 1e-30"),
+        ({}, np.ma.masked_greater(rows(50), 1.0), "X: got masked values"),
+        ({"reference": np.ma.masked_greater(rows(50), 1.0)}, rows(50), "reference: got masked"),
     ],
 )
 def test_what_cannot_be_fitted_is_refused(options: dict, x: np.ndarray, message: str) -> None:

@@ -53,6 +53,9 @@ DRAWN = 2000
 TOGETHER, DIGITS = 8192, 9
 # From this size on, in nats, a score in double precision has no digits to round.
 LARGE = 1e7
+# Training is in single precision: the size that a number may have, and the least range of a column
+# that whitening takes to one of about 1, with room for columns of far smaller ranges beside it.
+LARGEST, LEAST_SPREAD = float(np.finfo(np.float32).max), 1e-30
 
 # Weights are drawn from PyTorch's global generator, which the threads of a process share: a fit holds
 # it from the seed to the end, when the generator is again as the caller left it.
@@ -192,9 +195,11 @@ class OneStepOutlierDetector(OutlierMixin, BaseEstimator):
 
     def _fit(self, X: "Rows") -> None:
         given = self._parameters()
+        _check_unmasked(X, "X")
         rows = validate_data(self, X, dtype=np.float64, ensure_min_samples=2)
         reference = None
         if given.reference is None:
+            _check_unmasked(self.reference, "reference")
             reference = validate_data(
                 self, self.reference, reset=False, dtype=np.float64, ensure_min_samples=2
             )
@@ -206,8 +211,7 @@ class OneStepOutlierDetector(OutlierMixin, BaseEstimator):
             assert given.reference is not None
             draw = REFERENCES[given.reference]
             reference = draw(rows[train], max(DRAWN, len(train)), rng)
-        if not (np.ptp(np.concatenate([rows[train], reference]), axis=0) > 0).any():
-            raise UserError("X: no column varies, expected one that does.")
+        _check_range(rows, reference, train)
         head = _head(given, len(train), seed)
         x_1, x_0 = (_tensor(x) for x in (rows[train], reference))
         with ALONE, own_surroundings():
@@ -231,6 +235,7 @@ class OneStepOutlierDetector(OutlierMixin, BaseEstimator):
             ValueError: If nothing is fitted, or the rows are not finite or of other columns.
         """
         check_is_fitted(self)
+        _check_unmasked(X, "X")
         scores = self._log_ratio(validate_data(self, X, reset=False, dtype=np.float64))
         # Not infinite, as neither p-values nor the metrics of scikit-learn take infinite scores.
         return np.where(np.isfinite(scores), scores, np.finfo(scores.dtype).min)
@@ -268,6 +273,32 @@ class OneStepOutlierDetector(OutlierMixin, BaseEstimator):
         # A sum's last digits depend on the rows beside it, and so would the side of the threshold
         # that a row is on which is at it. Large scores have no such digits, and rounding overflows.
         return np.where(np.abs(found) < LARGE, np.clip(found, -LARGE, LARGE).round(DIGITS), found)
+
+
+def _check_unmasked(values: object, what: str) -> None:
+    r"""Refuses masked values, which scikit-learn takes for the numbers under the mask."""
+    if np.ma.is_masked(values):
+        raise UserError(f"{what}: got masked values, expected rows without them.")
+
+
+def _check_range(rows: Array, reference: Array, train: NDArray[np.intp]) -> None:
+    r"""Refuses numbers that single precision does not hold, and rows that do not vary in it."""
+    for what, values in (("X", rows), ("reference", reference)):
+        if (size := np.abs(values).max()) > LARGEST:
+            raise UserError(
+                f"{what}: got {size:.3g}, expected numbers up to {LARGEST:.3g} in size."
+            )
+    spread = np.ptp(np.concatenate([rows[train], reference]), axis=0).max()
+    if not spread and np.ptp(rows, axis=0).any():
+        raise UserError(
+            f"X: {len(train)} of {len(rows)} rows train and are equal, expected more distinct rows."
+        )
+    if not spread:
+        raise UserError("X: no column varies, expected one that does.")
+    if spread < LEAST_SPREAD:
+        raise UserError(
+            f"X: no column varies by more than {spread:.3g}, expected one by {LEAST_SPREAD:g} or more."
+        )
 
 
 def _tensor(rows: Array) -> torch.Tensor:
