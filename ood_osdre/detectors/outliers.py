@@ -188,8 +188,8 @@ class OneStepOutlierDetector(OutlierMixin, BaseEstimator):
         try:
             self._fit(X)
         except BaseException:
-            vars(self).clear()
-            vars(self).update(before)
+            self.__dict__.clear()
+            self.__dict__.update(before)
             raise
         return self
 
