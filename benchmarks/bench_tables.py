@@ -161,21 +161,23 @@ def outliers(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
     return markdown_rows(["method", *titles, "mean", "inliers flagged"], rows)
 
 
+def with_interval(values: Sequence[float | None], digits: int) -> str:
+    r"""Returns a number with the ends of its interval; a dash where it is not known."""
+    if values[0] is None:
+        return "-"
+    estimate, low, high = (f"{value:.{digits}f}" for value in values)
+    return f"{estimate} [{low}, {high}]"
+
+
 def transfer(results: Mapping[str, Panel]) -> str:
     r"""Returns each family's numbers with their intervals, and rho, a table a panel."""
-
-    def cell(values: Sequence[float | None], digits: int = 1) -> str:
-        if values[0] is None:
-            return "-"
-        estimate, low, high = (f"{value:.{digits}f}" for value in values)
-        return f"{estimate} [{low}, {high}]"
-
     texts = []
     for title, panel in results.items():
         rows = [
-            [name, *(cell(own[k]) for k in (*GUIDES, TEST))]
+            [name, *(with_interval(own[k], 1) for k in (*GUIDES, TEST))]
             for name, own in panel["families"].items()
         ]
-        rows.append(["Spearman's rho with test", *(cell(panel["rho"][k], 2) for k in GUIDES), ""])
+        rhos = [with_interval(panel["rho"][k], 2) for k in GUIDES]
+        rows.append(["Spearman's rho with test", *rhos, ""])
         texts.append(f"{title}\n\n{markdown_rows(['family', *GUIDES, TEST], rows)}")
     return "\n".join(texts)

@@ -12,7 +12,7 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 import pandas as pd
-from bench_tables import GUIDES, TEST
+from bench_tables import GUIDES, TEST, with_interval
 from matplotlib import image
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -130,8 +130,7 @@ def transfer(path: Path) -> None:
                         (x, *ends), (y, *others) = own[guide], own[TEST]
                         bars = {"xerr": _bars(x, ends), "yerr": _bars(y, others)}
                         ax.errorbar(x, y, **bars, fmt=marker, color=color, label=name, lw=0.8)
-                rho, low, high = panel["rho"][guide]
-                ax.set_title(f"{title}: rho {rho:.2f} [{low:.2f}, {high:.2f}]")
+                ax.set_title(f"{title}: rho {with_interval(panel['rho'][guide], 2)}")
                 ax.set_xlabel(f"{guide} AUROC (%)")
             axes[0].set_ylabel("test AUROC (%)")
         labelled = [ax.get_legend_handles_labels() for ax in grid.flat]
@@ -160,6 +159,7 @@ FIGURES: dict[str, Callable[[Path], None]] = {
     },
     "pack_methods_nfe.png": quality,
     "kl.png": tracking,
+    "transfer.png": transfer,
 }
 
 

@@ -12,9 +12,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
+from studies import RUN
 
 from ood_osdre.errors import UserError, one_line
 from ood_osdre.evaluation.scores import ROLES, read_scores
+from ood_osdre.evaluation.tables import HELD
 from ood_osdre.files import as_json, write_text_atomic
 from ood_osdre.options import Natural, Options, Text
 
@@ -92,6 +94,15 @@ class Run(Options):
         exposed = self.config.get("objective", {}).get("outlier_exposure")
         is_classifier = self.config.get("estimator") == "classifier"
         return is_classifier and not self.config.get("head") and not exposed
+
+    def stands_for(self, reference: str | None) -> bool:
+        r"""Whether it belongs to a reference; what sees none belongs to each."""
+        return self.is_blind or self.reference == reference
+
+    @property
+    def near(self) -> str:
+        r"""The near mean that compares references: without what they hold classes of, where it is."""
+        return HELD if HELD in self.metrics else "nearood"
 
     def value(self, key: str) -> float:
         r"""Returns a validation number in percent, or in nats; NaN where there is none."""
@@ -260,7 +271,7 @@ def _trainings(run: Run, runs: Sequence[Run]) -> dict[str, float]:
     seconds = {run.method: np.nan if own.train_seconds is None else own.train_seconds}
     classifier = run.config.get("classifier")
     for source in (classifier, *run.config.get("evaluation", {}).get("together", ())):
-        needed = by_method.get(source.removeprefix("{run:").removesuffix("}")) if source else None
+        needed = by_method.get(RUN.sub(r"\1", source)) if source else None
         if needed:
             seconds |= _trainings(needed, runs)
         elif source:

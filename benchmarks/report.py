@@ -172,9 +172,12 @@ def of_study(
 ) -> str:
     r"""Returns a table of a study, or of one of its ID data sets, or the command that runs it."""
     runs = [run for run in read_runs(RECORDS / f"{name}.jsonl") if id_name in (None, run.id)]
-    if not runs:
-        return f"Not run yet: `python benchmarks/study.py {name} --data-root DIR`.\n"
-    return table(load_study(name), runs)
+    return table(load_study(name), runs) if runs else not_run(name)
+
+
+def not_run(study: str) -> str:
+    r"""Returns what stands in the place of a study's table until it is run."""
+    return f"Not run yet: `python benchmarks/study.py {study} --data-root DIR`.\n"
 
 
 def paths(study: Study, runs: Sequence[Run]) -> str:
@@ -192,9 +195,8 @@ def shares() -> str:
         (load_study(name), read_runs(RECORDS / f"{name}.jsonl"))
         for name in ("share_pixels", "share_heads")
     ]
-    if not any(runs for _, runs in found):
-        return "Not run yet: `python benchmarks/study.py share_pixels --data-root DIR`.\n"
-    return study_tables.by_reference(found)
+    any_run = any(runs for _, runs in found)
+    return study_tables.by_reference(found) if any_run else not_run("share_pixels")
 
 
 def outliers(tables: str) -> str:
@@ -256,6 +258,7 @@ TABLES: dict[str, Callable[[], str]] = {
     ),
     "mirror-heads": lambda: chosen("mirror_heads"),
     "held-out-accuracy": accuracies,
+    "transfer": lambda: bench_tables.transfer(results_of("transfer")),
     # Filled by their studies.
     "paths-heads": lambda: of_study("paths_heads", paths),
     "paths-heads-seconds": lambda: of_study("paths_heads_seconds", paths),

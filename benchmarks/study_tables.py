@@ -255,12 +255,9 @@ def learning(rows: Rows, loss: str) -> str:
 
 
 def near_far(runs: Sequence[Run]) -> str:
-    r"""Returns mean near and far AUROC; near counts what no reference of the manifest holds of it."""
-    if not runs:
-        return "-"
-    near = HELD if all(HELD in run.metrics for run in runs) else "nearood"
-    values = [[run.metric(k) for run in runs] for k in (near, "farood")]
-    return " / ".join(map(mean_deviation, values))
+    r"""Returns mean near (:attr:`records.Run.near`) and far AUROC; a dash without runs."""
+    near, far = [run.metric(run.near) for run in runs], [run.metric("farood") for run in runs]
+    return f"{mean_deviation(near)} / {mean_deviation(far)}" if runs else "-"
 
 
 def side_by_side(study: Study, runs: Sequence[Run]) -> str:
@@ -277,12 +274,9 @@ def side_by_side(study: Study, runs: Sequence[Run]) -> str:
     settings = [(i, r) for i in study.ids for r in study.references if (i, r) in present]
     table = []
     for title, own in rows_of(study, runs).items():
-        found = [
-            [run for run in own if run.id == i and (run.is_blind or run.reference == r)]
-            for i, r in settings
-        ]
+        found = [[run for run in own if run.id == i and run.stands_for(r)] for i, r in settings]
         minutes = np.mean([training_seconds(run, runs) for run in own]) / 60
-        counts = sorted({len(runs) for runs in found if runs})
+        counts = sorted({len(cell) for cell in found if cell})
         seeds = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
         table.append([title, seeds, *map(near_far, found), f"{minutes:.0f}"])
     header = ["near / far AUROC (%)", "seeds", *(f"{i}, {r}" for i, r in settings), "minutes"]

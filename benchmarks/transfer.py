@@ -65,8 +65,7 @@ class Family(NamedTuple):
 
 def quality(run: Run) -> float:
     r"""Returns the mean of near and far AUROC, near without what references hold classes of."""
-    near = HELD if HELD in run.metrics else "nearood"
-    return (run.metric(near) + run.metric("farood")) / 2
+    return (run.metric(run.near) + run.metric("farood")) / 2
 
 
 def resampled(groups: Sequence[Sequence[float]], replicates: int) -> Array:
@@ -172,7 +171,7 @@ def families(
 def _of(runs: Sequence[Run], method: str, variant: str, reference: str) -> list[Run]:
     r"""Returns the runs of a method with a reference; what sees none is trained with any of them."""
     own = [run for run in runs if (run.method, run.variant) == (method, variant)]
-    return [run for run in own if run.reference == reference or run.is_blind]
+    return [run for run in own if run.stands_for(reference)]
 
 
 def interval(values: Array) -> tuple[float, float]:

@@ -12,6 +12,7 @@ decoded than a few batches.
 __all__ = [
     "HELD",
     "LIMIT",
+    "SURVEYED",
     "ArrayRows",
     "ImageFiles",
     "LazyImages",
@@ -39,8 +40,8 @@ from typing_extensions import Self
 
 #: The most bytes of decoded pixels of a set that is kept whole, on a disk, in memory or on a device.
 LIMIT = 640 * 2**20
-# The images that are read together where all are looked at.
-TOGETHER = 64
+#: The images that are read together where all are looked at.
+SURVEYED = 64
 #: The most bytes of a set that is decoded again and again, such as one that validates, to be held.
 HELD = 64 * 2**20
 
@@ -183,7 +184,7 @@ def array_of(images: Pixels) -> NDArray[np.uint8]:
 def checksum_of(images: Pixels) -> str:
     r"""Returns the sha256 of all pixels, a few images at a time."""
     digest = hashlib.sha256()
-    for batch in in_batches(images, TOGETHER):
+    for batch in in_batches(images, SURVEYED):
         digest.update(batch.data)
     return digest.hexdigest()
 

@@ -34,9 +34,8 @@ from numpy.typing import NDArray
 
 from ..errors import UserError
 from ..progress import Bar
-from .image_files import HELD, ArrayRows, LazyImages, Pixels, in_batches
+from .image_files import HELD, SURVEYED, ArrayRows, LazyImages, Pixels, in_batches
 
-SURVEYED = 64  # images, together
 PLAIN_FOLDERS = frozenset({"images", "train", "val", "test", ""})
 
 

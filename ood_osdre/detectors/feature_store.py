@@ -2,8 +2,8 @@ r"""Features of many images on disk: computed once, read by the next head, never
 
 Features are kept beside decoded images, in shards of a few thousand rows, each written whole or not
 at all, with a checksum, and mapped into memory when read. A folder `features-KEY` is named after all
-that they depend on: the version of the program, the digest of the network, its layers, the preprocessing, the images
-and their order, and for a reference what broadens it. A run that was stopped goes on with the first
+that they depend on: the version of the program, the digest of the network, its layers, the
+preprocessing, the images and their order, and for a reference what broadens it. A run that was stopped goes on with the first
 shard that is missing; a second head on the same network trains at once. Of the folders that a run
 does not use, those used last are kept up to :data:`KEPT` bytes, and the others removed unless another
 run may be at work on them (:data:`RECENT`); all of them may be deleted at any time.
