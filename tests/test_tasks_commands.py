@@ -324,10 +324,9 @@ def test_images_have_to_span_their_pixels(distinct: int, copies: int, tmp_path: 
     assert len(density.image_jobs(given)) == 2
 
 
-# Jobs are code, which `eval` runs: it leaves its process's number and goes on for a minute.
+# Jobs are code, which `eval` runs: it leaves a file of its process's number and goes on for a minute.
 GO_ON = """[
-    __import__("pathlib").Path({path!r} + ".part").write_text(str(__import__("os").getpid())),
-    __import__("os").replace({path!r} + ".part", {path!r}),
+    __import__("pathlib").Path({folder!r}, str(__import__("os").getpid())).touch(),
     __import__("time").sleep(60),
 ]"""
 
@@ -364,13 +363,12 @@ def test_a_process_has_one_thread() -> None:
 )
 def test_failed_job_stops_the_rest(job: str, message: str, tmp_path: Path) -> None:
     started = time.monotonic()
-    go_on = GO_ON.format(path=str(tmp_path / "pid"))
+    go_on = GO_ON.format(folder=str(tmp_path))
     with pytest.raises(ValueError, match=message) as caught:
         run_jobs(eval, [go_on, job, go_on, go_on], 2, False)
     assert time.monotonic() - started < 40
     assert isinstance(caught.value, UserError) == ("killed" in message)
-    if (tmp_path / "pid").exists():
-        assert gone(int((tmp_path / "pid").read_text()))
+    assert all(gone(int(file.name)) for file in tmp_path.iterdir())
 
 
 SCRIPT = """
@@ -390,21 +388,21 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])
 def test_processes_end_with_their_parent(name: str, tmp_path: Path) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, GO_ON.format(path=str(tmp_path / "pid"))],
+        [sys.executable, "-c", SCRIPT, GO_ON.format(folder=str(tmp_path))],
         env=os.environ | {"PYTHONPATH": str(Path(command_module.__file__).parents[2])},
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
-    while not (tmp_path / "pid").exists() and process.poll() is None:
+    # Of both workers: Ctrl-C is ignored until they are started.
+    while len(workers := list(tmp_path.iterdir())) < 2 and process.poll() is None:
         time.sleep(0.01)
-    worker = int((tmp_path / "pid").read_text())
     if name == "SIGINT":  # as a terminal does, to all of them
         os.killpg(process.pid, signal.SIGINT)
     else:
         process.send_signal(getattr(signal, name))
     _, error = process.communicate(timeout=60)
-    assert gone(worker)
+    assert all(gone(int(worker.name)) for worker in workers)
     if name != "SIGKILL":
         assert process.returncode == 130
         assert error == "error: interrupted\n"

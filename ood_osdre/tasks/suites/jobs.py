@@ -39,21 +39,22 @@ def run_jobs(
     """
     prepare = {"initializer": _end_with, "initargs": (os.getpid(),)}
     # SIGTERM does what Ctrl-C does, so that no worker is left behind.
+    interrupt = signal.getsignal(signal.SIGINT)
     previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with parallel_config("loky", inner_max_num_threads=1, **prepare):
             parallel = Parallel(processes, batch_size=1, return_as="generator")
             # A terminal sends Ctrl-C to all processes, but it is the parent that ends them: those
-            # that are started here inherit that it is ignored.
-            interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
+            # that are started here, and those that joblib starts to end them, inherit that it is
+            # ignored.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            results = parallel(delayed(function)(job) for job in jobs)
             try:
-                results = parallel(delayed(function)(job) for job in jobs)
-            finally:
                 signal.signal(signal.SIGINT, interrupt)
-            try:
                 bar = Bar(results, total=len(jobs), disable=not progress, unit="fit")
                 return [row for rows in bar for row in rows]
             finally:
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
                 results.close()
     except BrokenProcessPool:
         raise UserError(
@@ -61,6 +62,7 @@ def run_jobs(
         ) from None
     finally:
         signal.signal(signal.SIGTERM, previous)
+        signal.signal(signal.SIGINT, interrupt)
 
 
 def _end_with(parent: int) -> None:
