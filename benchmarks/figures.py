@@ -54,11 +54,17 @@ def tracking(path: Path) -> None:
     kl.plot(path, record_of(RECORDS / "kl.json")["results"]["rows"])
 
 
-def quality(path: Path) -> None:
-    r"""Draws quality against network evaluations and seconds, of the study's density ratios."""
-    study = load_study("pack_methods")
-    solvers = [name for name, method in study.methods.items() if method.variants]
-    nfe_plot(path, rows_of(study, read_runs(RECORDS / "pack_methods.jsonl"), "ratio"), solvers)
+def quality(path: Path, name: str, group: str | None = None) -> None:
+    r"""Draws quality against network evaluations and seconds, of a study's density ratios.
+
+    Arguments:
+        path: The image to write.
+        name: The study.
+        group: The group of its methods that are ratios; None for all.
+    """
+    study = load_study(name)
+    solvers = [method for method, how in study.methods.items() if how.variants]
+    nfe_plot(path, rows_of(study, read_runs(RECORDS / f"{name}.jsonl"), group), solvers)
 
 
 def nfe_plot(path: Path, rows: Mapping[str, Sequence[Run]], solvers: Sequence[str]) -> None:
@@ -93,17 +99,22 @@ def nfe_plot(path: Path, rows: Mapping[str, Sequence[Run]], solvers: Sequence[st
         figure = Figure(figsize=(8.4, 6.2), layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.subplots(2, 2, sharex="col")
-        for row, mean in zip(axes, ("nearood", "farood"), strict=True):
+        for row, mean in zip(axes, ("near", "far"), strict=True):
             for ax, (label, x_of) in zip(row, across.items(), strict=True):
                 for points, marker, dashes, color, title in marks:
                     x = [min(x_of(run) for run in runs) for runs in points]
-                    y = [np.mean([run.metric(mean) for run in runs]) for runs in points]
+                    y = [
+                        np.mean(
+                            [run.metric(run.near if mean == "near" else "farood") for run in runs]
+                        )
+                        for runs in points
+                    ]
                     ax.plot(x, y, marker=marker, ls=dashes, color=color, label=title)
                 ax.set_xscale("log")
                 ax.xaxis.set_minor_formatter(NullFormatter())
                 ax.xaxis.set_major_formatter("{x:g}")
-                ax.set_ylabel(f"{mean.removesuffix('ood')} AUROC (%)")
-                if mean == "farood":
+                ax.set_ylabel(f"{mean} AUROC (%)")
+                if mean == "far":
                     ax.set_xlabel(label)
         handles, titles = axes[0, 0].get_legend_handles_labels()
         figure.legend(handles, titles, loc="outside lower center", ncols=3)
@@ -157,7 +168,8 @@ FIGURES: dict[str, Callable[[Path], None]] = {
         f"{name}/score_density.png": partial(score_densities, name=name)
         for name in ("cifar10_pack_cpu", "digits")
     },
-    "pack_methods_nfe.png": quality,
+    "pack_methods_nfe.png": partial(quality, name="pack_methods", group="ratio"),
+    "paths_heads_nfe.png": partial(quality, name="paths_heads"),
     "kl.png": tracking,
     "transfer.png": transfer,
 }
