@@ -232,6 +232,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "latency": lambda: bench_tables.latency(results_of("latency")),
     "latency-training": lambda: bench_tables.latency(results_of("latency_training")),
     "latency-memory": lambda: bench_tables.latency(results_of("latency_memory")),
+    "latency-deployed": lambda: bench_tables.latency(
+        results_of("latency_deployed"), "its networks"
+    ),
     "throughput": lambda: bench_tables.throughput(results_of("throughput")),
     "int8": lambda: bench_tables.int8(results_of("int8")),
     "joint-score": lambda: bench_tables.joint_score(results_of("joint_score")),

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from ood_osdre.models.speed import SpeedBackbone
+
 pytestmark = pytest.mark.usefixtures("benchmarks")
 
 SMALL = ["--width", "0.125", "--batch-size", "2", "--pairs", "10", "--sizes", "3", "--nfe", "2"]
@@ -143,3 +145,22 @@ def test_every_part_on_a_small_network(
     assert "| log-ratio, K = 3 |" in table
     (line,) = [line for line in table.splitlines() if "memory, log-ratio, folded" in line]
     assert line.endswith("| - |")
+
+
+def test_a_deployed_score_takes_one_pass_of_each_of_its_networks(
+    spend: Callable[[float], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import deployed
+
+    plain = SpeedBackbone.forward
+
+    def forward(self: SpeedBackbone, x: Tensor) -> Tensor:
+        spend(len(x))
+        return plain(self, x)
+
+    monkeypatch.setattr(SpeedBackbone, "forward", forward)
+    options = ["--batch-sizes", "2", "--pairs", "10", "--device", "cpu"]
+    assert deployed.main([*options, "--out", str(tmp_path)]) == 0
+    results = json.loads((tmp_path / "run.json").read_text())["results"]
+    assert len(results) == 6
+    assert all(ratio == [1, 1, 1] for ratio in results.values())
