@@ -20,7 +20,7 @@ HEADS = {
     "ratio_linear_broad": "Ratio head, linear, a third of the reference broadened",
     "ratio_mlp_broad": "Ratio head, MLP, a third of the reference broadened",
 }
-OURS_WARM = "ours, warm"
+OURS_WARM, FROM_FILES = "ours, warm", "ours, from files"
 
 # What may order families of methods, and what it is to order.
 GUIDES = ("mirror", "validation")
@@ -66,6 +66,17 @@ def latency(
         for k, (m, a, b) in results.items()
     ]
     return markdown_rows(["what", f"over {over}", "95 % interval"], rows)
+
+
+def memory(results: Mapping[str, Any]) -> str:
+    r"""Returns the peaks of a fit to few files and of one to many, in MiB, and their seconds."""
+    columns = ("pss", "max_rss", "seconds")
+    rows = [
+        [f"{fit['images']:,} images", *(f"{fit[name]:,.0f}" for name in columns)]
+        for fit in results["fits"].values()
+    ]
+    rows.append(["more", *(f"{results['more'][name]:,.0f}" for name in columns[:2]), ""])
+    return markdown_rows(["fit", "peak PSS, MiB", "largest RSS, MiB", "seconds"], rows)
 
 
 def throughput(results: Mapping[str, Any], over: str = OURS_WARM) -> str:

@@ -101,6 +101,11 @@ def results_of(name: str) -> dict[str, Any]:
     return results
 
 
+def photographs(network: str) -> str:
+    r"""Returns the speeds from files to scores of a network on photographs."""
+    return bench_tables.throughput(results_of(f"throughput_{network}"), bench_tables.FROM_FILES)
+
+
 def rows(study: str, group: str | None = None) -> dict[str, list[Run]]:
     r"""Returns the runs of a study by method and variant, see :func:`study_tables.rows_of`."""
     return study_tables.rows_of(load_study(study), read_runs(RECORDS / f"{study}.jsonl"), group)
@@ -235,7 +240,12 @@ TABLES: dict[str, Callable[[], str]] = {
     "latency-deployed": lambda: bench_tables.latency(
         results_of("latency_deployed"), "its networks"
     ),
+    "memory-224": lambda: bench_tables.memory(results_of("memory_224")),
     "throughput": lambda: bench_tables.throughput(results_of("throughput")),
+    **{
+        f"throughput-{name.replace('_', '-')}": partial(photographs, name)
+        for name in ("resnet18", "mobilenet_v3_small")
+    },
     "int8": lambda: bench_tables.int8(results_of("int8")),
     "joint-score": lambda: bench_tables.joint_score(results_of("joint_score")),
     **{f"outliers-{tables}": partial(outliers, tables) for tables in ("made", "shipped")},

@@ -21,8 +21,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import above  # noqa: F401
+import bench_tables
 import torch
-from bench_tables import markdown_rows
 from outputs import require_writable
 from photographs import write_photographs
 from torch import nn
@@ -125,16 +125,11 @@ def run(args: argparse.Namespace) -> int:
             folders = [Path(name, title, side) for side in ("id", "reference")]
             for seed, folder in enumerate(folders):
                 write_photographs(folder, size, (args.side, args.side), seed)
-            fits[title] = measure(args, folders)
+            fits[title] = {"images": 2 * size, **measure(args, folders)}
     more = {key: fits["all"][key] - fits["few"][key] for key in ("pss", "max_rss")}
     decoded = 2 * args.images * args.side**2 * 3 / MIB
     results = {"fits": fits, "more": more, "decoded": decoded, "ratio": more["pss"] / decoded}
-    rows = [
-        [f"{2 * n:,} images", *(f"{fits[t][k]:,.0f}" for k in ("pss", "max_rss", "seconds"))]
-        for t, n in (("few", FEW), ("all", args.images))
-    ]
-    rows.append(["more", *(f"{more[k]:,.0f}" for k in ("pss", "max_rss")), ""])
-    print(markdown_rows(["fit", "peak PSS, MiB", "largest RSS, MiB", "seconds"], rows))
+    print(bench_tables.memory(results))
     print(
         f"\n{decoded:,.0f} MiB decoded; {results['ratio']:.3f} of it more in memory, most {MOST} MiB"
     )

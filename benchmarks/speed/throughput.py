@@ -68,7 +68,7 @@ SEED = 0
 
 WARM = bench_tables.OURS_WARM
 SCORING, COLD, BARE = "ours, warm, scoring", "ours, cold", "forward passes"
-FILES, DECODING = "ours, from files", "decoding"
+FILES, DECODING = bench_tables.FROM_FILES, "decoding"
 
 
 class Pass(NamedTuple):
