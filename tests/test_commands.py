@@ -23,6 +23,7 @@ from ood_osdre.data.images import decode
 from ood_osdre.detectors import OneStepDetector, files, head_data
 from ood_osdre.errors import UserError
 from ood_osdre.evaluation.calibration import SplitConformal
+from ood_osdre.evaluation.scores import read_scores
 from ood_osdre.files import parse_rows, read_array
 from ood_osdre.progress import EVERY, Bar
 from ood_osdre.tasks import DriftMonitor
@@ -338,6 +339,34 @@ def test_fit_leaves_a_page_and_report_draws_it_anew(
     assert capsys.readouterr().out == f"{page}\n"
     # Figures have random names of their parts.
     assert len(page.read_text(encoding="utf-8")) == pytest.approx(len(drawn), rel=0.01)
+
+
+def test_a_fit_says_how_it_was_made(root: Path, rows: Path) -> None:
+    record = json.loads((root / "run" / "run.json").read_text())
+    given = {entry["set"]: (entry["given"], entry["count"]) for entry in record["data"]["given"]}
+    assert given["ID"] == (str(root / "id"), 36)  # of 40, a tenth of which calibrates
+    assert given["calibration"] == (f"a tenth of {root / 'id'}", 4)
+    assert given["reference"] == (str(root / "reference"), 30)
+    assert (record["seed"], record["config"]["training"]["steps"]) == (0, 4)
+    assert record["versions"]["torch"]
+    assert record["train_seconds"] > 0
+    text = (root / "run" / "report.html").read_text(encoding="utf-8")
+    assert "AUROC against the held-out reference" in text
+    assert f"a tenth of {root / 'id'}" in text
+    assert "<h3>Losses</h3>" not in text  # its one validation is no curve
+
+    # The scores are those that the log has the AUROC of, and of the model that was kept.
+    last = json.loads((rows / "run" / "log.jsonl").read_text().splitlines()[-1])
+    scores = read_scores(rows / "run" / "held_out.npz")
+    ((_, of_id),), ((_, others),) = (scores.of(role).items() for role in ("id", "near"))
+    assert (len(of_id.score), len(others.score)) == (81, 60)
+    assert scores.metrics()["near"]["held-out reference"].auroc == last["val_near"]
+    detector = OneStepDetector.load(rows / "run", device="cpu")
+    every = detector.score(str(rows / "id.csv"))
+    assert np.abs(every[:, None] - of_id.score).min(axis=0).max() < 1e-3
+    page = (rows / "run" / "report.html").read_text(encoding="utf-8")
+    assert "<h3>Held-out data</h3>" in page
+    assert "made by a program" not in page  # of vectors there are no such images
 
 
 def test_exported_decisions_are_the_detector_s(

@@ -135,15 +135,16 @@ def test_over_steps_leaves_out_what_is_no_number() -> None:
         {"step": 1, "loss_total": 10.0, "val_near": 0.5, "val_log_mass_0": 1.0, "path": [1, 2]},
         {"step": 2, "loss_total": float("nan"), "val_near": None},
         {"step": None, "loss_total": 3.0},
-        {"step": 3, "loss_total": 0.1, "val_near": 0.75},
+        {"step": 3, "loss_total": 0.1, "val_near": 0.75, "val_log_mass_0": 2.0},
     ]
-    losses, validation, calibration = over_steps("head", entries)
+    losses, validation, calibration = over_steps("head", entries, {"val_near": "held out"})
     assert losses.title == "Losses of head"
     assert (losses.lines[0].x.tolist(), losses.lines[0].y.tolist()) == ([1, 3], [10.0, 0.1])
     assert losses.log
     assert not validation.log
     assert (validation.level, calibration.level) == (None, 0.0)
-    assert over_steps("", []) == []
+    assert [line.name for line in validation.lines] == ["held out"]
+    assert over_steps("", []) == over_steps("", entries[:1]) == []  # one point is no curve
 
 
 def test_what_scores_are_called() -> None:

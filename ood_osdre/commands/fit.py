@@ -114,10 +114,48 @@ def run(args: argparse.Namespace) -> int:
         )
         return UNFINISHED
     detector.save(args.out)
+    write_record(detector, args)
     report_beside(args.out)
     if not args.quiet:
         print(summary(detector, args.out))
     return 0
+
+
+def write_record(detector: "OneStepDetector", args: argparse.Namespace) -> None:
+    r"""Writes what has to be known to repeat a fit, and the scores of its validation if there are."""
+    from ..evaluation.records import RunRecord
+    from ..evaluation.report import HELD_OUT
+    from ..evaluation.scores import Scores, write_scores
+    from ..files import local
+    from ..training.distributed import device_name
+    from ..training.run import RECORD
+
+    folder, outcome, scorer = local(args.out), detector.outcome, detector.scorer
+    fresh = args.calibrate or f"a tenth of {args.id}"
+    sets = [
+        ("ID", args.id, "trains; a part validates"),
+        ("calibration", fresh, "sets the threshold, trains nothing"),
+        ("reference", args.reference, "trains; a part validates"),
+    ]
+    given = [
+        {"set": name, "given": source, "use": use, "count": detector.counts[name]}
+        for name, source, use in sets
+    ]
+    if outcome.scores:
+        scores = Scores()
+        for role, name in (("id", "held-out"), ("near", "held-out reference")):
+            own = outcome.scores[role]
+            scores.add(role, name, own, [-1] * len(own), [f"{i}" for i in range(len(own))])
+        write_scores(folder / HELD_OUT, scores)
+    RunRecord(
+        config=scorer.metadata["config"],
+        seed=detector.config.training.seed,
+        device=device_name(detector.device),
+        data={"given": given},
+        validation={"best": outcome.best, "history": outcome.history},
+        results={"parameters": scorer.parameters, "alpha": args.alpha},
+        train_seconds=outcome.seconds,
+    ).write(folder / RECORD)
 
 
 def check_folder(out: Path, resume: bool) -> None:

@@ -232,7 +232,7 @@ def _vector_batches(
     return batches, validate, standardise
 
 
-@dataclass(frozen=True)
+@dataclass
 class _HeldOut:
     r"""The validation of vectors: held-out ID data, :math:`(N, d)`, against held-out reference."""
 
@@ -243,8 +243,9 @@ class _HeldOut:
 
     def __call__(self, ratio: RatioModel) -> dict[str, float]:
         score = partial(score_images, preprocess=self.standardise, batch_size=self.batch_size)
-        auroc = ood_metrics(*(score(ratio, x)[0] for x in (self.id_values, self.reference))).auroc
-        return {"val_near": auroc, "val_auroc": auroc}
+        found = score(ratio, self.id_values)[0], score(ratio, self.reference)[0]
+        self.scores = {"id": found[0], "near": found[1]}
+        return dict.fromkeys(("val_near", "val_auroc"), ood_metrics(*found).auroc)
 
     def brief(self, ratio: RatioModel) -> "_HeldOut":
         return replace(self, id_values=self.id_values[:FEW], reference=self.reference[:FEW])
@@ -277,9 +278,9 @@ def _compared(
     It warns of items that both share, and of sets with copies.
     """
     for (name, _), found in zip(_sides(id_data, reference), own, strict=True):
-        if (distinct := np.unique(found).size) < len(found):
-            message = "%d of %d %s items are distinct: copies train, or validate, together"
-            log.warning(message, distinct, len(found), name)
+        if copies := len(found) - np.unique(found).size:
+            message = "%d of %d %s items are copies: those of one item all train or all validate"
+            log.warning(message, copies, len(found), name)
     if shared := count_shared(own[1], own[0]):
         message = "%d of %d reference items are ID items too: the ratio is pulled to 1 there"
         log.warning(message, shared, len(own[1]))

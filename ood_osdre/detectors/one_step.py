@@ -120,7 +120,7 @@ class OneStepDetector:
         given = {"size": size, "estimator": "one_step" if head else self.config.estimator}
         self.size = Supported.of(given, type(self).__name__).size
         self.backbone, self.progress = backbone, progress
-        self.outcome = Outcome()
+        self.outcome, self.counts = Outcome(), dict[str, int]()  # the latter of the sets of fit
         self.conformal: SplitConformal | None = None
         self._trained: TrainedModel | None = None
         self._scorer: Scorer | None = None
@@ -164,8 +164,7 @@ class OneStepDetector:
             The detector itself.
 
         Raises:
-            UserError: If the data cannot be used, the loss is not finite, or a signal stopped
-                the training.
+            UserError: If data cannot be used, the loss is not finite, or a signal stopped it.
         """
         given = read(id_data, self.size, "ID data", labelled=labels is None)
         if labels is not None:
@@ -173,6 +172,8 @@ class OneStepDetector:
         seed = self.config.training.seed
         given, held, own = for_calibration(given, calibration, alpha, self.size, HELD_OUT, seed)
         against = read(reference, self.size, "reference", labelled=False)
+        self.counts = {"ID": len(given.values), "reference": len(against.values)}
+        self.counts |= {} if held is None else {"calibration": len(held.values)}
         target = None if folder is None else local(folder)
         if self.config.head is not None:
             shared = self.device, self.size, target, resume, self.progress, own
@@ -276,8 +277,8 @@ class OneStepDetector:
 
         Arguments and errors are those of :meth:`score`; there has to be a class head.
         """
-        found = self._evaluated(x, "input")
-        return np.concatenate([_required(classes, NO_CLASSES) for _, classes, _ in found])
+        found = (classes for _, classes, _ in self._evaluated(x, "input"))
+        return np.concatenate([_required(classes, NO_CLASSES) for classes in found])
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         r"""Writes the detector, as safetensors, into a folder, which is created if needed.
@@ -310,8 +311,7 @@ class OneStepDetector:
             UserError: If the folder holds none, it is damaged, or its calibration belongs to
                 another model.
         """
-        source = local(folder)
-        trained = read_model(source, find_device(device), backbone)
+        trained = read_model(source := local(folder), find_device(device), backbone)
         config, size = (trained.metadata[key] for key in ("config", "size"))
         detector = cls(config, backbone=backbone, size=size, device=device)
         detector.conformal, seen = read_calibration(source, trained.digest)

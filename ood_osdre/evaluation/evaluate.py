@@ -35,13 +35,7 @@ from ..data.image_files import Pixels, in_batches
 from ..data.sets import hold_out_id, thinned
 from ..data.transforms import Standardiser
 from ..errors import UserError
-from ..models import (
-    Classifier,
-    NetworkEvaluations,
-    RatioModel,
-    SummedScore,
-    TimeConditionedRatio,
-)
+from ..models import Classifier, NetworkEvaluations, RatioModel, SummedScore, TimeConditionedRatio
 from ..progress import Bar
 from ..sections import FITTED, EvaluationConfig
 from ..training import distributed
@@ -125,7 +119,7 @@ class Validation:
     its own number, too) and their mean `val_auroc`. With a class head there is `val_accuracy`. A
     ratio's calibration (:mod:`ood_osdre.evaluation.calibration`) is that on ID and held-out
     reference images. Classes held out have another :math:`p_0` than that of training, so it is
-    to be compared between models only.
+    to be compared between models only. The last call leaves `scores`: those of `id` and `near`.
 
     Arguments:
         id_val: ID validation images, with labels.
@@ -192,6 +186,7 @@ class Validation:
         score = partial(score_images, preprocess=self.preprocess, batch_size=self.batch_size)
         id_scores, predicted = score(model, self.id_val.images)
         scores = {name: score(model, x)[0] for name, x in (self.near | self.far).items()}
+        self.scores = {"id": id_scores, "near": scores["near"]}
         auroc = {name: ood_metrics(id_scores, s).auroc for name, s in scores.items()}
         numbers = {f"val_far_{name}": auroc[name] for name in self.far}
         numbers["val_near"] = float(np.mean([auroc[name] for name in self.near]))

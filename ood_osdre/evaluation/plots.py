@@ -169,22 +169,26 @@ def draw_panels(path: str | os.PathLike[str], panels: Sequence[Panel], title: st
         figure.savefig(temporary, dpi=200)
 
 
-def over_steps(stage: str, entries: Sequence[Mapping[str, Any]]) -> list[Panel]:
+def over_steps(
+    stage: str, entries: Sequence[Mapping[str, Any]], names: Mapping[str, str] | None = None
+) -> list[Panel]:
     r"""Returns the losses, the validation and the calibration of a training over its steps.
 
-    Those of calibration have a level, 0, at which a ratio would be exact.
+    Those of calibration have a level, 0, at which a ratio would be exact. What was logged once alone
+    is no curve: of such numbers there is no panel.
 
     Arguments:
         stage: The name of the stage, "" for the only one.
         entries: What was logged, named numbers with their `step`; what is no number is left out.
+        names: What to call numbers in a legend, where that is not their own name.
     """
     entries = [e for e in entries if _is_number(e.get("step"))]
-    names = list(dict.fromkeys(name for entry in entries for name in entry))
+    logged = list(dict.fromkeys(name for entry in entries for name in entry))
     watched = ("val_near", "val_far", "val_auroc", "val_accuracy", "held_out_auroc")
     groups: dict[str, tuple[str, list[str]]] = {
-        "Losses": ("loss", [n for n in names if n.startswith("loss_") or n == "held_out"]),
-        "Validation": ("fraction", [n for n in names if n in watched]),
-        "Calibration": ("nats", [n for n in names if n.endswith(("log_mass_0", "log_mass_1"))]),
+        "Losses": ("loss", [n for n in logged if n.startswith("loss_") or n == "held_out"]),
+        "Validation": ("fraction", [n for n in logged if n in watched]),
+        "Calibration": ("nats", [n for n in logged if n.endswith(("log_mass_0", "log_mass_1"))]),
     }
     panels = []
     for title, (label, keys) in groups.items():
@@ -193,12 +197,13 @@ def over_steps(stage: str, entries: Sequence[Mapping[str, Any]]) -> list[Panel]:
             points = [(e["step"], e[key]) for e in entries if _is_number(e.get(key))]
             if points:
                 x, y = np.array(points, dtype=np.float64).T
-                lines.append(Line(key, x, y, stroke(len(lines)), f"last {y[-1]:.4g}"))
+                name = (names or {}).get(key, key)
+                lines.append(Line(name, x, y, stroke(len(lines)), f"last {y[-1]:.4g}"))
         ends = [end for line in lines for end in (line.y.min(), line.y.max())]
         # Losses often fall by orders of magnitude in the first steps.
         log = label == "loss" and bool(ends) and 0 < 30 * min(ends) < max(ends)
         level = 0.0 if title == "Calibration" else None
-        if lines:
+        if any(line.x.size > 1 for line in lines):
             title = f"{title} of {stage}" if stage else title
             panels.append(Panel(title, "step", label, lines, level=level, log=log))
     return panels

@@ -8,17 +8,20 @@ __all__ = [
     "RunRecord",
     "command_line",
     "differences",
+    "facts_of",
     "git_commit",
     "identity",
     "library_versions",
     "platform_summary",
     "read_record",
+    "sets_of",
 ]
 
 import hashlib
 import json
 import os
 import platform
+import shlex
 import subprocess
 import sys
 import time
@@ -257,3 +260,44 @@ def differences(
 def _short(value: object) -> str:
     text = str(value)
     return text if len(text) <= 40 else f"{text[:12]}..."
+
+
+def facts_of(record: Mapping[str, Any], seeds: Sequence[int | None]) -> dict[str, str]:
+    r"""Returns what has to be known to repeat a run, in words.
+
+    Arguments:
+        record: The record of the run, or of one of several.
+        seeds: The seeds of all of them, None where it is not known.
+    """
+    commit, results = record.get("commit") or {}, record.get("results", {})
+    facts = {
+        "seed": ", ".join(str(seed) for seed in seeds if seed is not None),
+        "commit": commit.get("revision", "") + (" with changes" if commit.get("dirty") else ""),
+        "command": shlex.join(map(str, record.get("command", []))),
+        "created": record.get("created", ""),
+        "device": record.get("device"),
+        "training": _seconds(record.get("train_seconds")),
+        "scoring": _seconds(record.get("score_seconds")),
+        "parameters": f"{results['parameters']:,}" if results.get("parameters") else "",
+        "selection": record.get("selection"),
+        "versions": ", ".join(f"{k} {v}" for k, v in record.get("versions", {}).items()),
+        "machine": ", ".join(str(v) for v in record.get("platform", {}).values() if v),
+    }
+    return {key: value for key, value in facts.items() if value}
+
+
+def _seconds(value: float | None) -> str:
+    return "" if value is None else f"{value:,.1f} s"
+
+
+def sets_of(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    r"""Returns the role, name, count and checksum of each set that the record names."""
+    data = record.get("data", {})
+    counts, rows = data.get("counts", {}), []
+    for key, checksum in data.get("checksums", {}).items():
+        role, _, name = key.partition("/")
+        count = counts.get(f"{name}_test" if role == "id_test" else name)
+        if role not in ("id_test", "near", "far"):
+            count = None  # a set that is trained on may have a scored one's name
+        rows.append({"role": role, "name": name, "count": count, "checksum": str(checksum)})
+    return rows

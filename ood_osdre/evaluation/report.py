@@ -5,14 +5,13 @@ it as SVG, images as small JPEGs. Those that the scorer gets most wrong are show
 images are at hand, and else their names. What a folder does not hold has no section.
 """
 
-__all__ = ["REPORT", "report_beside", "write_report"]
+__all__ = ["HELD_OUT", "REPORT", "report_beside", "write_report"]
 
 import base64
 import io
 import json
 import logging
-import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -32,7 +31,8 @@ from ..training.run import LOG, RECORD
 from .calibration import SplitConformal
 from .metrics import threshold95
 from .plots import as_svg, over_steps, swatch
-from .score_plots import densities, rankings, score_label
+from .records import facts_of, sets_of
+from .score_plots import densities, held_out, rankings, score_label
 from .scores import OOD_ROLES, Scores, read_scores
 from .tables import COLUMNS
 
@@ -55,6 +55,17 @@ CALIBRATED = {
     "log_mass_1": "log E₁[1/r], in nats",
     "posterior_error": "calibration error of 1 / (1 + 1/r), a fraction",
 }
+
+# What validates a fit, as a page names it: there is no benchmark, whose near sets `val_near` may be.
+VALIDATED = {
+    "val_near": "AUROC against the held-out reference",
+    "val_far": "AUROC against images made by a program",
+    "val_auroc": "mean of both AUROCs",
+    "held_out_auroc": "AUROC against the held-out reference",
+    "val_accuracy": "accuracy of the classes",
+}
+#: The scores of a fit's validation, in the form of a run's `scores.npz`.
+HELD_OUT = "held_out.npz"
 
 Row = dict[str, Any]
 log = logging.getLogger(__name__)
@@ -109,7 +120,7 @@ def write_report(folder: Path, data: "BenchmarkData | None" = None) -> Path:
         raise UserError(f"{folder}: no run to report on, expected {RECORD} or metrics.csv")
     config, name = record.get("config", {}), folder.resolve().name
     benchmark = record.get("benchmark") if table is None else table["benchmark"].iloc[0]
-    facts = _facts(record, sources)
+    facts = facts_of(record, [_record(source).get("seed") for source in sources])
     seed = f"seed {facts['seed']}" if "seed" in facts else ""
     text = _template().render(
         title=benchmark or name,
@@ -120,7 +131,8 @@ def write_report(folder: Path, data: "BenchmarkData | None" = None) -> Path:
         runs=[_run(source, data if source == folder else None) for source in sources[:SEEDS]],
         seeds=[_seed(source, folder) for source in sources] if sources[1:] else [],
         facts=facts,
-        sets=_sets(record),
+        sets=sets_of(record),
+        given=record.get("data", {}).get("given", []),
         options=flat(config),
     )
     write_text_atomic(folder / REPORT, text)
@@ -218,21 +230,28 @@ def _run(folder: Path, data: "BenchmarkData | None") -> Row:
     r"""Returns what is drawn of a run."""
     record, conformal = _record(folder), _conformal(folder)
     run: Row = {"name": folder.name, "conformal": conformal, "flagged": []}
-    run |= {"densities": [], "rankings": [], "gallery": []}
+    run |= {"densities": [], "rankings": [], "gallery": [], "held_out": None}
     if (folder / "scores.npz").is_file():
         scores = read_scores(folder / "scores.npz")
         what = score_label(record.get("config", {}), scores)
         run |= {"what": what, "densities": densities(scores, what), "rankings": rankings(scores)}
         run["gallery"] = list(_gallery(scores, data))
         run["flagged"] = [] if conformal is None else _flagged(scores, conformal)
-    histories = _histories(folder, record)
-    panels = [p for stage in histories.items() for p in over_steps(*stage)]
+    histories, is_fit = _histories(folder, record), not record.get("benchmark")
+    names = VALIDATED if is_fit else {}
+    panels = [p for stage in histories.items() for p in over_steps(*stage, names)]
     run["training"] = [panel for panel in panels if panel.level is None]
     run["masses"] = [panel for panel in panels if panel.level is not None]
     last = [entries[-1] for entries in histories.values() if entries]
     best = record.get("validation", {}).get("best") or (last or [{}])[-1]
     found = [{k: best.get(p + k) for k in CALIBRATED} for p in ("val_", "held_out_")]
     known = [values for values in found if None not in values.values()]
+    run["validation"] = {VALIDATED[k]: best[k] for k in names if best.get(k) is not None}
+    if "val_far" not in best:
+        run["validation"].pop(VALIDATED["val_auroc"], None)  # there is one alone
+    if (folder / HELD_OUT).is_file():
+        threshold = None if conformal is None else conformal.threshold
+        run["held_out"] = held_out(read_scores(folder / HELD_OUT), threshold)
     run["calibration"] = {CALIBRATED[k]: v for k, v in known[0].items()} if known else {}
     return run
 
@@ -311,40 +330,3 @@ def _thumbnail(images: "ImageSet", index: int, side: int) -> str:
     image.thumbnail((side, side))
     image.save(file, "JPEG", quality=85, subsampling=0)
     return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()
-
-
-def _facts(record: Mapping[str, Any], sources: Sequence[Path]) -> dict[str, str]:
-    r"""Returns what has to be known to repeat a run, in words."""
-    commit, results = record.get("commit") or {}, record.get("results", {})
-    seeds = [_record(source).get("seed") for source in sources]
-    facts = {
-        "seed": ", ".join(str(seed) for seed in seeds if seed is not None),
-        "commit": commit.get("revision", "") + (" with changes" if commit.get("dirty") else ""),
-        "command": shlex.join(map(str, record.get("command", []))),
-        "created": record.get("created", ""),
-        "device": record.get("device"),
-        "training": _seconds(record.get("train_seconds")),
-        "scoring": _seconds(record.get("score_seconds")),
-        "parameters": f"{results['parameters']:,}" if results.get("parameters") else "",
-        "selection": record.get("selection"),
-        "versions": ", ".join(f"{k} {v}" for k, v in record.get("versions", {}).items()),
-        "machine": ", ".join(str(v) for v in record.get("platform", {}).values() if v),
-    }
-    return {key: value for key, value in facts.items() if value}
-
-
-def _seconds(value: float | None) -> str:
-    return "" if value is None else f"{value:,.1f} s"
-
-
-def _sets(record: Mapping[str, Any]) -> list[Row]:
-    r"""Returns the role, name, count and checksum of each set that the record names."""
-    data = record.get("data", {})
-    counts, rows = data.get("counts", {}), []
-    for key, checksum in data.get("checksums", {}).items():
-        role, _, name = key.partition("/")
-        count = counts.get(f"{name}_test" if role == "id_test" else name)
-        if role not in ("id_test", *OOD_ROLES):
-            count = None  # a set that is trained on may have a scored one's name
-        rows.append({"role": role, "name": name, "count": count, "checksum": str(checksum)})
-    return rows

@@ -16,7 +16,7 @@ deterministic and closer to the whole than a random subset. The AUROC in the leg
 images.
 """
 
-__all__ = ["LOG_RATIO", "densities", "draw_scores", "rankings", "score_label"]
+__all__ = ["LOG_RATIO", "densities", "draw_scores", "held_out", "rankings", "score_label"]
 
 import os
 from collections.abc import Mapping
@@ -97,6 +97,22 @@ def densities(scores: Scores, what: str = LOG_RATIO) -> list[Panel]:
     # A set of nearly equal scores may tower over a smooth ID density, which has to stay visible.
     top = min(top, 4 * id_top) if of_id.x.size == of_id.y.size else top
     return [panel._replace(ylim=(0, 1.05 * top)) for panel in panels]
+
+
+def held_out(scores: Scores, threshold: float | None) -> Panel:
+    r"""Returns the densities of the held-out ID data and of the held-out reference of a fit.
+
+    Arguments:
+        scores: Their log-ratios, of the roles `id` and `near`.
+        threshold: The log-ratio below which inputs are decided OOD, None for no decision.
+    """
+    (panel,) = densities(scores)
+    lines = []
+    for line in panel.lines:
+        of_id, count = line.stroke == ID_STROKE, line.note.partition(";")[0]
+        note = f"; decided OOD below {threshold:.4g}" if of_id and threshold is not None else ""
+        lines.append(line._replace(note=count + note, mark=threshold if of_id else None))
+    return panel._replace(title="Held-out data", lines=lines)
 
 
 def rankings(scores: Scores) -> list[Panel]:

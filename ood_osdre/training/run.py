@@ -70,6 +70,9 @@ class Outcome:
             learnable path. Empty before that.
         amp: The precision of the training: `none`, `bf16` or `fp16`; empty while it is not decided.
         steps: The number of all steps.
+        scores: The log-ratios of the validation of the selected step, larger = more ID, of held-out ID
+            data (`id`) and reference (`near`), each with shape :math:`(N)`. Empty where a validation
+            keeps none, or an earlier run made it: no checkpoint has them.
     """
 
     step: int = 0
@@ -81,6 +84,7 @@ class Outcome:
     learnt: dict[str, Any] = field(default_factory=dict)
     amp: str = ""
     steps: int = 0
+    scores: dict[str, Any] = field(default_factory=dict)
 
 
 @contextmanager

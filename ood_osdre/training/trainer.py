@@ -255,14 +255,15 @@ class Trainer:
         r"""Records a validation and keeps the averaged model if it is the best so far."""
         out = self.outcome
         out.history.append(numbers)
+        scores = getattr(self.validate, "scores", {})
         if self.select is None:
-            out.best = numbers
+            out.best, out.scores = numbers, scores
             return
         if self.select not in numbers:
             names = ", ".join(sorted(numbers.keys() - {"step", "seconds"}))
             raise UserError(f"evaluation.select: no {self.select!r} among {names}.")
         if not out.best or numbers[self.select] > out.best[self.select]:
-            out.best = numbers
+            out.best, out.scores = numbers, scores
             self.kept = copied(self.averaged)
 
     def _finish(self) -> None:
