@@ -31,8 +31,8 @@ from tqdm import tqdm
 
 from ood_osdre import cli
 from ood_osdre.errors import UserError, count, exit_status, number
-from ood_osdre.evaluation.records import differences
 from ood_osdre.files import atomic_path, local
+from ood_osdre.options import differences
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"

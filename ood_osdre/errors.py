@@ -7,8 +7,10 @@ r"""Mistakes of a user: one exception, one line on standard error, and what may 
 __all__ = [
     "UserError",
     "count",
+    "counted",
     "did_you_mean",
     "exit_status",
+    "first",
     "nearest",
     "number",
     "one_line",
@@ -22,6 +24,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
+SHOWN = 10
 FAILED, INTERRUPTED, CLOSED = 2, 130, 141
 # Half of a word's letters agree with too many other words by chance.
 CUTOFF = 0.6
@@ -89,6 +92,32 @@ def count(low: int, high: int | None = None) -> Callable[[str], int]:
     limit = math.inf if high is None else high
     bounds = f"at least {low}" if high is None else f"{low} to {high}"
     return _checked(int, lambda n: low <= n <= limit, f"a whole number, {bounds}")
+
+
+def counted(number: int, noun: str, verb: str = "") -> str:
+    r"""Returns a number of things in words.
+
+    Arguments:
+        number: The number.
+        noun: What they are, of one of them.
+        verb: What follows, `is|are` for instance, of one and of several.
+
+    Example:
+        >>> counted(1, "file", "is|are"), counted(1200, "file", "is|are")
+        ('1 file is', '1,200 files are')
+    """
+    verbs = f"{verb}|{verb}".split("|")
+    text = f"{number:,} {noun}{'' if number == 1 else 's'} {verbs[number != 1]}"
+    return text.rstrip()
+
+
+def first(items: list[str], noun: str) -> str:
+    r"""Joins the first ten items, after their number: `"12 files: a, b, ... and 2 more"`."""
+    # A line break within a name would break the message.
+    shown = [item if item.isprintable() else ascii(item) for item in items[:SHOWN]]
+    more = f" ... and {len(items) - SHOWN} more" if len(items) > SHOWN else ""
+    plural = noun if len(items) == 1 else f"{noun}s"
+    return f"{len(items)} {plural}: {', '.join(shown)}{more}"
 
 
 def number(positive: bool = False) -> Callable[[str], float]:

@@ -18,6 +18,7 @@ __all__ = [
     "Text",
     "Weight",
     "as_keywords",
+    "differences",
     "explain",
     "flat",
     "merged",
@@ -32,7 +33,7 @@ from typing import Annotated, Any, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from typing_extensions import Self
 
-from .errors import UserError, nearest
+from .errors import UserError, first, nearest
 
 Count: TypeAlias = Annotated[int, Field(ge=1)]
 # A larger batch would fill the memory before anything else is said.
@@ -136,6 +137,32 @@ def flat(values: Mapping[Any, Any], depth: int = 3) -> dict[str, Any]:
         else:
             found[str(key)] = value
     return found
+
+
+def differences(
+    then: Mapping[str, Any], now: Mapping[str, Any], *, shared: bool = False
+) -> str | None:
+    r"""Says in what two configurations differ, one key after the other; None if in nothing.
+
+    Arguments:
+        then: The one, with sections in it.
+        now: The other.
+        shared: Whether only keys that both have count.
+    """
+    old, new = ({k: v for k, v in flat(c).items() if v != {}} for c in (then, now))
+    keys = old.keys() & new.keys() if shared else old.keys() | new.keys()
+    missing = object()
+    differing = [
+        f"{key}={_short(old.get(key))} (not {_short(new.get(key))})"
+        for key in sorted(keys)
+        if old.get(key, missing) != new.get(key, missing)
+    ]
+    return first(differing, "key") if differing else None
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 40 else f"{text[:12]}..."
 
 
 def merged(

@@ -20,14 +20,14 @@ from .data.sets import hold_out_id
 from .detectors import Scorer, TrainedModel, read_model
 from .errors import UserError
 from .evaluation.evaluate import evaluate_benchmark, scoring_model
-from .evaluation.records import RunRecord, differences, identity, read_record
+from .evaluation.records import RunRecord, identity, read_record
 from .evaluation.report import report_beside
 from .evaluation.score_plots import draw_scores, score_label
 from .evaluation.scores import Scores, read_scores, write_scores
 from .evaluation.tables import HELD, MetricsTable, aggregate
 from .files import write_text_atomic
 from .models import SummedScore
-from .options import flat
+from .options import differences, flat
 from .stages import OWN, add_up, read_member
 from .training import distributed
 from .training.run import RECORD, Outcome

@@ -550,14 +550,31 @@ def test_progress_is_lines_where_no_terminal_is(monkeypatch: pytest.MonkeyPatch)
     with Bar(total=30, desc="training", unit="step", file=stream) as bar:
         bar._time = lambda: now[0]
         bar.start_t = bar.last_print_t = now[0]
-        for _ in range(30):
-            now[0] += 1
+        for i in range(30):
+            now[0] += 1 if i else 71  # the first builds and measures what the others have
             bar.update()
             bar.set_postfix(loss=1)
     lines = stream.getvalue().splitlines()
     assert len(lines) == 30 // int(EVERY)
-    assert lines[0].startswith("training 10 of 30 step")
+    # It is told from a few steps on, and the first is none of them.
+    assert lines[0] == "training 1 of 30 steps, 01:11"
+    assert lines[1].startswith("training 11 of 30 steps, 01:21, 00:19 to go")
     assert "\r" not in stream.getvalue()
+
+
+def test_a_bar_tells_no_time_before_a_few_steps() -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    stream, shown = Terminal(), {"desc": "training", "unit": "step", "mininterval": 0}
+    with Bar(total=30, file=stream, miniters=1, **shown) as bar:
+        for _ in range(8):
+            bar.update()
+    drawn = [line for line in stream.getvalue().split("\r") if "/30" in line]
+    timed = ["<" in line for line in drawn]
+    assert timed == [False] * 6 + [True] * (len(timed) - 6)
+    assert any(timed)
 
 
 def test_tables_of_numbers(tmp_path: Path) -> None:

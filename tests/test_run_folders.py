@@ -11,7 +11,8 @@ from image_roots import as_cifar, make_root, write_image
 
 from ood_osdre.cli import UNFINISHED, main
 from ood_osdre.errors import FAILED
-from ood_osdre.evaluation.records import differences, read_record
+from ood_osdre.evaluation.records import read_record
+from ood_osdre.options import differences
 from ood_osdre.training import checkpoint as checkpoints
 
 FAST = ["--quiet", "--device", "cpu", "network.width=0.125", "network.depths=[1, 1, 1, 1]"]

@@ -231,13 +231,17 @@ def test_a_loss_that_is_not_finite_is_reported_and_not_saved(tmp_path: Path) -> 
 @pytest.mark.parametrize("other", ["configuration", "file"])
 def test_another_run_cannot_be_resumed(tmp_path: Path, other: str) -> None:
     trainer = make(tmp_path, OPTIONS.replace(steps=8))
-    trainer.metadata = {"config": 1}
+    trainer.metadata = {"config": {"training": {"steps": 8, "lr": 0.1}}, "classes": 3}
     trainer.run(progress=False)
+    resumed = make(tmp_path, OPTIONS.replace(steps=8))
+    resumed.metadata = {"config": {"training": {"steps": 9, "lr": 0.1}}, "classes": 3}
+    found = r"; it has 1 key: training\.steps=8 \(not 9\)\.$"
     if other == "file":  # a selected model is no state of a run
         paths = [checkpoints.checkpoint_path(tmp_path, n) for n in ("model", "state")]
         paths[0].replace(paths[1])
-    with pytest.raises(UserError, match=r"state\.safetensors: .* another configuration"):
-        make(tmp_path, OPTIONS.replace(steps=8)).run(progress=False, resume=True)
+        found = r", cannot be resumed by this one\.$"
+    with pytest.raises(UserError, match=rf"state\.safetensors: .* another configuration.*{found}"):
+        resumed.run(progress=False, resume=True)
 
 
 def test_an_unknown_selection_key_names_the_known_ones() -> None:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import UserError, count
+from ..errors import UserError, count, counted
 from .common import finish, new_parser, rate
 
 if TYPE_CHECKING:
@@ -221,11 +221,13 @@ def summary(detector: "OneStepDetector", out: Path) -> str:
     r"""Returns what was trained, when it decides what, and what to do next."""
     outcome, conformal = detector.outcome, detector.conformal
     assert conformal is not None
-    steps = f"{outcome.step:,} steps in {outcome.seconds:,.0f} s, " if outcome.step else ""
+    steps = (
+        f"{counted(outcome.step, 'step')} in {outcome.seconds:,.0f} s, " if outcome.step else ""
+    )
     classes = len(detector.scorer.class_names)
     named = f"{classes} classes, " if classes else ""
     return (
-        f"{out}: {steps}{named}calibrated on {conformal.size:,} ID inputs: OOD below "
+        f"{out}: {steps}{named}calibrated on {counted(conformal.size, 'ID input')}: OOD below "
         f"{conformal.threshold:.4g} nats (alpha {conformal.alpha:g})\n"
         f"next: ood-osdre score {out} {'ROWS.csv' if detector.scorer.metadata.get('dim') else 'IMAGES'}"
         " --out scores.csv"

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from queue import Queue
 from typing import TYPE_CHECKING
 
-from ..errors import UserError, count, number
+from ..errors import UserError, count, counted, number
 from .common import add_scoring, find_scorer, finish, input_lines, new_parser, output
 from .score import INCOMPLETE
 
@@ -101,9 +101,10 @@ def run(args: argparse.Namespace) -> int:
         mean = ""
         if monitor.count:
             mean = f", baseline {monitor.baseline:.4g} nats"
-        print(f"{monitor.count:,} inputs, {alarms} alarms{mean}", file=sys.stderr)
+        alarmed = counted(alarms, "alarm")
+        print(f"{counted(monitor.count, 'input')}, {alarmed}{mean}", file=sys.stderr)
     if failed:
-        print(f"{failed:,} inputs could not be read", file=sys.stderr)
+        print(f"{counted(failed, 'input')} could not be read", file=sys.stderr)
     return INCOMPLETE if failed else 0
 
 

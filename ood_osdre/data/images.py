@@ -47,11 +47,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from ..errors import UserError, one_line
+from ..errors import UserError, first, one_line
 from ..files import atomic_path, is_regular, map_array, stat, sweep
 from ..progress import Bar
 from .image_files import ImageFiles, cores
-from .lists import first, image_suffixes
+from .lists import image_suffixes
 
 # What Pillow raises for damaged files, depending on their format, and for those of absurd size.
 DAMAGE = (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError)

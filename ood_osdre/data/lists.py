@@ -26,10 +26,9 @@ from pathlib import Path
 
 from PIL import Image
 
-from ..errors import UserError, one_line
+from ..errors import UserError, counted, first, one_line
 from ..files import is_regular, write_text_atomic
 
-SHOWN = 10
 # More digits than any set has classes, and fewer than an int64 has.
 LABEL = re.compile(r"-1|\d{1,9}")
 # Formats that Pillow recognises, but leaves to other programs to read.
@@ -159,7 +158,8 @@ def stream_folder(folder: Path, bad: Callable[[OSError], object] | None = None) 
             left_out[suffix or "without suffix"] += 1
     if count := left_out.total():
         kinds = ", ".join(f"{n} {kind}" for kind, n in sorted(left_out.items()) if n)
-        log.warning("%s: %d files are no images and left out (%s)", folder, count, kinds)
+        are = counted(count, "file", "is no image|are no images")
+        log.warning("%s: %s and left out (%s)", folder, are, kinds)
 
 
 def _refuse(error: OSError) -> None:
@@ -196,12 +196,3 @@ def image_list(names: Sequence[str], labels: Sequence[int]) -> ImageList:
     r"""Returns a list with its checksum."""
     lines = sorted(f"{name} {label}\n".encode() for name, label in zip(names, labels, strict=True))
     return ImageList(tuple(names), tuple(labels), hashlib.sha256(b"".join(lines)).hexdigest())
-
-
-def first(items: list[str], noun: str) -> str:
-    r"""Joins the first ten items, after their number: `"12 files: a, b, ... and 2 more"`."""
-    # A line break within a name would break the message.
-    shown = [item if item.isprintable() else ascii(item) for item in items[:SHOWN]]
-    more = f" ... and {len(items) - SHOWN} more" if len(items) > SHOWN else ""
-    plural = noun if len(items) == 1 else f"{noun}s"
-    return f"{len(items)} {plural}: {', '.join(shown)}{more}"

@@ -38,9 +38,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import UserError, did_you_mean
+from ..errors import UserError, did_you_mean, first
 from ..files import is_folder, is_regular, local, map_array, stat
-from .lists import ImageList, first, list_folder, read_list
+from .lists import ImageList, list_folder, read_list
 from .manifests import Manifest, SetSpec, benchmark_names, load_manifest
 
 # What training and scoring need besides a reference and a set to tell apart.

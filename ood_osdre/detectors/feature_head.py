@@ -8,7 +8,6 @@ schedule, objective and estimator. What the features of a benchmark's images are
 
 __all__ = ["HeadFit", "check_features", "fit_head"]
 
-import json
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -25,7 +24,6 @@ from torch.nn import functional as F
 from ..config import HeadConfig
 from ..data.sets import cut_apart
 from ..data.transforms import Standardise
-from ..errors import UserError
 from ..evaluation.calibration import ratio_calibration
 from ..evaluation.metrics import ood_metrics
 from ..models import (
@@ -224,11 +222,7 @@ def _whitening(
     path = checkpoint.checkpoint_path(folder, WHITENING)
     if resume and path.is_file():
         tensors, written, _ = checkpoint.read_checkpoint(folder, WHITENING)
-        if written != json.loads(json.dumps(metadata or {})):
-            raise UserError(
-                f"{path}: written by a run with another configuration or other data, cannot be "
-                "resumed by this one."
-            )
+        checkpoint.refuse_other_run(path, written, metadata or {})
         return Whitening(tensors["mean"], tensors["matrix"], tensors.get("rest"))
     whitening = whitening_of(x_1, x_0, head.rank)
     if distributed.is_first():

@@ -7,7 +7,6 @@ __all__ = [
     "FinishedRun",
     "RunRecord",
     "command_line",
-    "differences",
     "facts_of",
     "git_commit",
     "identity",
@@ -35,10 +34,9 @@ import numpy as np
 from pydantic import AliasPath, BaseModel, Field, ValidationError
 
 from .. import __version__
-from ..data.lists import first
 from ..errors import UserError, one_line
 from ..files import write_json_atomic
-from ..options import explain, flat
+from ..options import explain
 
 if TYPE_CHECKING:
     from ..data import BenchmarkData, ImageSet
@@ -234,32 +232,6 @@ def _pixels(images: "ImageSet") -> str:
     r"""Returns a SHA-256 of evenly spaced images, enough to notice another folder of files."""
     step = max(1, len(images) // 500)
     return hashlib.sha256(np.ascontiguousarray(images.images[::step]).data).hexdigest()
-
-
-def differences(
-    then: Mapping[str, Any], now: Mapping[str, Any], *, shared: bool = False
-) -> str | None:
-    r"""Says in what two configurations differ, one key after the other; None if in nothing.
-
-    Arguments:
-        then: The one, with sections in it.
-        now: The other.
-        shared: Whether only keys that both have count.
-    """
-    old, new = ({k: v for k, v in flat(c).items() if v != {}} for c in (then, now))
-    keys = old.keys() & new.keys() if shared else old.keys() | new.keys()
-    missing = object()
-    differing = [
-        f"{key}={_short(old.get(key))} (not {_short(new.get(key))})"
-        for key in sorted(keys)
-        if old.get(key, missing) != new.get(key, missing)
-    ]
-    return first(differing, "key") if differing else None
-
-
-def _short(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= 40 else f"{text[:12]}..."
 
 
 def facts_of(record: Mapping[str, Any], seeds: Sequence[int | None]) -> dict[str, str]:

@@ -16,6 +16,7 @@ __all__ = [
     "model_metadata",
     "pack_state",
     "read_checkpoint",
+    "refuse_other_run",
     "restore",
     "through_bytes",
     "unpack_state",
@@ -36,7 +37,7 @@ from torch import Tensor, nn
 from ..data.transforms import Standardiser
 from ..errors import UserError, one_line
 from ..files import as_json, atomic_path, is_regular, sweep
-from ..options import Options
+from ..options import Options, differences
 from .run import MODEL, STATE
 
 FORMAT = "ood_osdre checkpoint 2"
@@ -155,6 +156,27 @@ def model_metadata(
     mean, std = (value.tolist() for value in preprocess.statistics)
     own = {"config": config.to_dict(), "classes": classes, "mean": mean, "std": std}
     return {**own, "size": size, "reference": reference, **facts}
+
+
+def refuse_other_run(source: Path, written: object, metadata: Mapping[str, Any]) -> None:
+    r"""Raises a :class:`UserError` if what is to be resumed was written for another run.
+
+    Arguments:
+        source: The checkpoint.
+        written: What the checkpoint says of its run; None of a model's, which no run goes on from.
+        metadata: What is stored with the model of the run that is to go on.
+    """
+    now = json.loads(json.dumps(metadata))
+    if written == now:
+        return
+    found = ""
+    if isinstance(written, Mapping):
+        sides = ({**m, **m.get("config", {}), "config": {}} for m in (written, now))
+        found = f"; it has {differences(*sides)}"
+    raise UserError(
+        f"{source}: written by a run with another configuration or other data, cannot be resumed by "
+        f"this one{found}."
+    )
 
 
 def restore(module: nn.Module, tensors: Mapping[str, Any], source: object) -> None:

@@ -14,7 +14,6 @@ included, so that its :math:`\bar g` belongs to the averaged shapes.
 
 __all__ = ["Trainer"]
 
-import json
 import math
 import signal
 import time
@@ -297,12 +296,7 @@ class Trainer:
         if self.folder is None or not source.is_file():
             return
         tensors, metadata, _ = checkpoint.read_checkpoint(self.folder, checkpoint.STATE)
-        # A model's own checkpoint has no run.
-        if metadata.get("run") != json.loads(json.dumps(self.metadata)):
-            raise UserError(
-                f"{source}: written by a run with another configuration or other data, "
-                "cannot be resumed by this one."
-            )
+        checkpoint.refuse_other_run(source, metadata.get("run"), self.metadata)
         self.kept = copied(self.averaged)
         checkpoint.unpack_state(tensors, self.modules(), self.optimizer, source)
         try:
