@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 
 from ood_osdre import load_scorer
 from ood_osdre.__main__ import VERBS, main
+from ood_osdre.commands import fit as fitting
 from ood_osdre.commands import monitor as monitoring
 from ood_osdre.data.images import decode
 from ood_osdre.detectors import OneStepDetector, files, head_data
@@ -367,6 +368,31 @@ def test_a_fit_says_how_it_was_made(root: Path, rows: Path) -> None:
     page = (rows / "run" / "report.html").read_text(encoding="utf-8")
     assert "<h3>Held-out data</h3>" in page
     assert "made by a program" not in page  # of vectors there are no such images
+
+
+@pytest.mark.parametrize("differ", ["size", "format", "mode", "some", "few", "nothing"])
+def test_files_that_differ_by_a_rule_are_warned_of(
+    differ: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("id", "reference"):
+        other = name == "reference"
+        (tmp_path / name).mkdir()
+        for i in range(8 if differ == "few" else 20):
+            side = (
+                9 if (other and differ in ("size", "few")) or (i < 3 and differ == "some") else 8
+            )
+            image = Image.new("L" if other and differ == "mode" else "RGB", (side, side))
+            image.save(tmp_path / name / f"{i}.{'jpg' if other and differ == 'format' else 'png'}")
+    (tmp_path / "id" / "notes.txt").write_text("told where the images are read, and once")
+    fitting.warn_of_files(str(tmp_path / "id"), str(tmp_path / "reference"))
+    expected = {"size": "9x9 PNG RGB", "format": "8x8 JPEG RGB", "mode": "8x8 PNG L"}
+    if differ in expected:
+        (told,) = caplog.messages
+        assert told.startswith(
+            f"ID files are 8x8 PNG RGB, reference files {expected[differ]}: the"
+        )
+    else:
+        assert not caplog.messages
 
 
 def test_exported_decisions_are_the_detector_s(

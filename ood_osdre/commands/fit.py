@@ -9,8 +9,10 @@ test. A part of both validates, and another tenth of ID, or what --calibrate nam
 __all__ = ["main"]
 
 import argparse
+import logging
 import os
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,10 +24,15 @@ if TYPE_CHECKING:
     from ..config import Config
     from ..detectors import OneStepDetector
 
+log = logging.getLogger(__name__)
+
 UNFINISHED, ALPHA, SIZE = 3, 0.05, 32
 # A set of a few hundred images is not trained on thousands of times, unless that is asked for. The
 # count is of all its images, also of the tenths that calibrate and validate.
 EPOCHS, LEAST_STEPS = 50, 1000
+# The files of a set whose headers are looked at, how many of them say something of the set, and the
+# share of them that makes a rule.
+SAMPLE, LEAST_FILES, RULE = 200, 10, 0.95
 # What a run that was killed before its first checkpoint has left.
 REMAINS = (".lock", "log.jsonl", "head")
 EPILOG = """\
@@ -101,6 +108,8 @@ def run(args: argparse.Namespace) -> int:
     )
     data = args.id, args.reference
     options = {"folder": args.out, "resume": args.resume, "alpha": args.alpha}
+    if not vectors:
+        warn_of_files(args.id, args.reference)
     try:
         detector.fit(*data, calibration=args.calibrate, **options)
     except UserError:
@@ -208,13 +217,66 @@ def size_of(source: str) -> int:
 
     path = local(source)
     if is_folder(path):
-        return sum(1 for _ in stream_folder(path))
+        return sum(1 for _ in stream_folder(path, told=False))
     if path.suffix.lower() in ARRAYS:
         return len(read_array(path)[0])
     try:
         return len(read_list(path))
     except UserError:
         return 0
+
+
+def warn_of_files(*sources: str) -> None:
+    r"""Warns if the image files of two sources differ by a rule, in size, mode or format.
+
+    A network from pixels may then learn the file. Only a clear case is told: nearly all files of the
+    first are alike, and nearly all of the second alike in another way.
+    """
+    found = [traits_of(source) for source in sources]
+    if not all(found):
+        return
+    of_id, of_reference = (" ".join(traits.values()) for traits in found)
+    if any(found[0][key] != found[1].get(key) for key in found[0] if key in found[1]):
+        log.warning(
+            "ID files are %s, reference files %s: the ratio may learn the file, not the content; "
+            "bring both to one size and format before",
+            of_id,
+            of_reference,
+        )
+
+
+def traits_of(source: str) -> dict[str, str]:
+    r"""Returns what nearly all images of a folder or list have in common: size, mode, format.
+
+    It is read off the headers of a sample; of too few files, or of what is no image file, nothing is.
+    """
+    from PIL import Image
+
+    from ..data.images import DAMAGE
+    from ..data.lists import read_list, stream_folder
+    from ..files import ARRAYS, is_folder, local
+
+    path, seen = local(source), list[tuple[str, str, str]]()
+    try:
+        if is_folder(path):
+            names = [path / name for name in stream_folder(path, told=False)]
+        elif path.suffix.lower() in ARRAYS:
+            return {}
+        else:
+            names = [path.parent / name for name in read_list(path).names]
+        for name in names[:: max(1, len(names) // SAMPLE)]:
+            with Image.open(name) as image:
+                kind = "JPEG" if image.format == "MPO" else str(image.format)
+                seen.append((f"{image.width}x{image.height}", kind, image.mode))
+    except DAMAGE:  # it is told, with its name, where files are decoded
+        return {}
+    if len(seen) < LEAST_FILES:
+        return {}
+    traits: dict[str, str] = {}
+    for key, values in zip(("size", "format", "mode"), zip(*seen, strict=True), strict=True):
+        ((value, times),) = Counter(values).most_common(1)
+        traits |= {key: value} if times >= RULE * len(seen) else {}
+    return traits
 
 
 def summary(detector: "OneStepDetector", out: Path) -> str:

@@ -2,8 +2,9 @@ r"""Scores files with a detector that `ood-osdre fit` has trained, and writes on
 
 Columns: `file`; `log_ratio`, of ID data to the reference, in nats, larger = more in-distribution;
 `p_value`, the share of ID data that look no more in-distribution (conformal); `decision`, ID or OOD: OOD
-where the p-value is at most alpha, so of ID data at most that share, in expectation; `class`, the predicted
-one, if there are classes; `error`, why a file has no score. The rest is scored, and the exit status is 1.
+where the p-value is at most alpha, so of ID data at most that share, in expectation; `class`, the nearest of
+the ID classes, of OOD files too, if there are classes; `error`, why a file has no score. The rest is scored,
+and the exit status is 1. Of a folder, files that are no images by their suffix are left out, with a warning.
 """
 
 __all__ = ["main"]

@@ -133,7 +133,9 @@ def list_folder(folder: Path) -> ImageList:
     return image_list(names, [-1] * len(names))
 
 
-def stream_folder(folder: Path, bad: Callable[[OSError], object] | None = None) -> Iterator[str]:
+def stream_folder(
+    folder: Path, bad: Callable[[OSError], object] | None = None, told: bool = True
+) -> Iterator[str]:
     r"""Yields the relative paths of the images below a folder as they are found.
 
     It has those of :func:`list_folder` in another order, each folder's files before its folders, and
@@ -142,6 +144,7 @@ def stream_folder(folder: Path, bad: Callable[[OSError], object] | None = None) 
     Arguments:
         folder: The folder.
         bad: Is told of a folder that cannot be read, and the others are; None for an error.
+        told: Whether a warning counts what is left out.
 
     Raises:
         UserError: If a folder cannot be read and nobody is told.
@@ -156,7 +159,7 @@ def stream_folder(folder: Path, bad: Callable[[OSError], object] | None = None) 
             yield name
         else:
             left_out[suffix or "without suffix"] += 1
-    if count := left_out.total():
+    if told and (count := left_out.total()):
         kinds = ", ".join(f"{n} {kind}" for kind, n in sorted(left_out.items()) if n)
         are = counted(count, "file", "is no image|are no images")
         log.warning("%s: %s and left out (%s)", folder, are, kinds)
