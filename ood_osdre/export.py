@@ -23,6 +23,7 @@ packages of the extra `export`. A detector with a backbone of your own is export
 __all__ = ["DeployedScorer", "export_scorer"]
 
 import io
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -130,10 +131,10 @@ def export_scorer(
     writers = {".pt2": _write_program, ".onnx": _write_onnx}
     missing = [p for p in PACKAGES if path.suffix == ".onnx" and find_spec(p) is None]
     if path.suffix not in writers or missing:
-        raise UserError(
-            f"{path}: got the suffix {path.suffix!r}, expected .pt2, or .onnx with the packages "
-            f"{', '.join(missing or PACKAGES)}: pip install 'ood-osdre[export]'."
-        )
+        problem = f"got the suffix {path.suffix!r}, expected .onnx or .pt2"
+        if missing:
+            problem = "an .onnx file needs the packages of the extra 'export': pip install "
+        raise UserError(f"{path}: {problem}{' '.join(missing)}.")
     for ratio in _networks(scorer.ratio):
         inner = ratio.ratio if isinstance(ratio, RepresentationRatio) else ratio
         if not isinstance(inner, FoldedRatio):
@@ -305,3 +306,8 @@ def _write_onnx(module: DeployedScorer, images: Tensor, path: Path) -> Run:
 
 def _batch() -> torch.export.Dim:
     return torch.export.Dim("batch", min=1, max=65_536)
+
+
+if __name__ == "__main__":
+    print("usage: ood-osdre export RUN FILE, see ood-osdre export --help", file=sys.stderr)
+    sys.exit(2)

@@ -138,6 +138,10 @@ def test_the_page_is_whole_and_asks_for_nothing(run: Path) -> None:
     sources = [*page.of("img", "src"), *page.of("a", "href")]
     assert all(source.startswith("data:image/jpeg;base64,") for source in sources)
 
+    # What is wider than a phone scrolls, by a finger or by keys.
+    tables = [tag for tag, _ in page.elements if tag == "table"]
+    assert page.of("div", "class").count("wide") == len(tables) == len(page.of("div", "tabindex"))
+
     ids = [attrs["id"] for _, attrs in page.elements if "id" in attrs]
     assert len(ids) == len(set(ids))
     assert {h[1:] for h in page.of("use", "href")} | set(

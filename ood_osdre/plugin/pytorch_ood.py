@@ -64,7 +64,7 @@ except ImportError as error:
 def _require() -> None:
     if REASON is not None:
         raise ImportError(
-            f"pytorch-ood 0.4 or later is needed: pip install 'ood-osdre[pytorch-ood]' ({REASON})"
+            f"pytorch-ood 0.4 or later is needed: pip install 'pytorch-ood>=0.4' ({REASON})"
         )
 
 
