@@ -16,12 +16,14 @@ __all__ = [
     "map_array",
     "parse_rows",
     "read_array",
+    "read_columns",
     "stat",
     "sweep",
     "write_json_atomic",
     "write_text_atomic",
 ]
 
+import csv
 import dataclasses
 import json
 import math
@@ -31,6 +33,7 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import chain, islice
 from pathlib import Path
 from stat import S_ISREG
 from tokenize import TokenError
@@ -52,6 +55,10 @@ DAMAGE += (TypeError, OverflowError, MemoryError, RecursionError, BadZipFile)
 ARRAYS = (".npy", ".npz", ".csv")
 #: What the array of classes is called in an archive.
 LABELS = ("labels", "label", "y")
+# What stands where a value is missing: of such alone there is no line of names.
+MISSING = {"", "na", "n/a", "#n/a", "<na>", "nan", "none", "null", "?", "-"}
+# The least number of columns of which `0,1,2` are names, as pandas writes them, and no row of numbers.
+COUNTED = 3
 
 
 def local(path: str | os.PathLike[str]) -> Path:
@@ -240,7 +247,7 @@ def read_array(path: Path) -> tuple[NDArray[Any], NDArray[Any] | None]:
             raise OSError("no such file")
         if suffix == ".csv":
             with path.open(encoding="utf-8-sig") as lines:
-                return _joined(parse_rows(lines)), None
+                return _joined(parse_rows(lines)[1]), None
         with np.load(path, allow_pickle=False) as archive:
             found = {name: archive[name] for name in archive.files}
     except DAMAGE as error:
@@ -265,27 +272,76 @@ def _joined(rows: Iterable[tuple[int, NDArray[np.float64] | str]]) -> NDArray[np
     return np.stack(array)
 
 
-def parse_rows(lines: Iterable[str]) -> Iterator[tuple[int, NDArray[np.float64] | str]]:
-    r"""Yields the number of each line of a table, from 1, and its numbers or what is wrong with it.
+def parse_rows(
+    lines: Iterable[str],
+) -> tuple[tuple[str, ...], Iterator[tuple[int, NDArray[np.float64] | str]]]:
+    r"""Returns the names of a table's columns, and its rows: the numbers or what is wrong with them.
 
-    Empty lines are left out, and so is a first line without any number: it has names. Numbers are
-    parted by commas, else semicolons, else white space.
+    Empty lines are left out. Names are in the first line if no number is in it, or if those of pandas
+    are, `0,1,2` and so on, of three columns at least. A first column without a name, which pandas
+    writes for the index, is left out. Numbers are parted by commas, else semicolons, else white space.
+
+    Arguments:
+        lines: The lines, of which the first is read at once.
+
+    Returns:
+        The names, none without such a line; and, for each row, the number of its line, from 1, and its
+        numbers, with shape :math:`(d)`, or the problem.
     """
-    first = True
-    for count, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        fields = line.strip().split(next((mark for mark in ",;" if mark in line), None))
-        try:
-            yield count, np.array([float(field.strip(' "')) for field in fields])
-        except ValueError as error:
-            if not first or any(map(_is_number, fields)):
-                yield count, one_line(error, 60)
-        first = False
+    numbered = ((i, line) for i, line in enumerate(lines, start=1) if line.strip())
+    first = list(islice(numbered, 1))
+    names = _names(first[0][1]) if first else ()
+    skipped = int(len(names) > 1 and not names[0])
+    rows = numbered if names else chain(first, numbered)
+    return names[skipped:], ((i, _row(line, skipped, len(names))) for i, line in rows)
+
+
+def _fields(line: str) -> list[str]:
+    line = line.strip()
+    fields = line.split(next((mark for mark in ",;" if mark in line), None))
+    return [field.strip(' "') for field in fields]
+
+
+def _names(line: str) -> tuple[str, ...]:
+    r"""Returns the names that a line has; none of a row."""
+    fields = _fields(line)
+    if any(map(_is_number, fields)):
+        counted = list(map(str, range(len(fields))))
+        is_header = fields == ["", *counted[:-1]] or (fields == counted and len(fields) >= COUNTED)
+        return tuple(fields) if is_header else ()
+    if '"' in line:  # which may hold what parts the others
+        mark = next((mark for mark in ",;\t" if mark in line), " ")
+        with suppress(csv.Error):
+            fields = next(csv.reader([line.strip()], delimiter=mark, skipinitialspace=True))
+    return tuple(fields) if any(field.lower() not in MISSING for field in fields) else ()
+
+
+def _row(line: str, skipped: int, expected: int) -> NDArray[np.float64] | str:
+    fields = _fields(line)
+    if expected and len(fields) != expected:
+        return f"{len(fields)} values, not {expected} as the line of names"
+    try:
+        return np.array([_number(field) for field in fields[skipped:]])
+    except ValueError as error:
+        return one_line(error, 60)
+
+
+def _number(field: str) -> float:
+    if "_" in field:  # Python takes 1_0 for ten
+        raise ValueError(f"no number: {field!r}")
+    return float(field)
 
 
 def _is_number(field: str) -> bool:
     try:
-        return math.isfinite(float(field.strip(' "')))
+        return math.isfinite(_number(field))
     except ValueError:
         return False
+
+
+def read_columns(path: Path) -> tuple[str, ...]:
+    r"""Returns the names of the columns of a `.csv` file; none where it or another file has none."""
+    if path.suffix.lower() != ".csv" or not is_regular(path):
+        return ()
+    with path.open(encoding="utf-8-sig", errors="replace") as lines:
+        return parse_rows(lines)[0]

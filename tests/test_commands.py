@@ -605,12 +605,14 @@ def test_a_bar_tells_no_time_before_a_few_steps() -> None:
 
 def test_tables_of_numbers(tmp_path: Path) -> None:
     text = 'x;y\n"1";2\n\n3; 4e-1\n5;six'
-    (number, first), (_, second), (last, problem) = parse_rows(text.splitlines())
+    names, rows = parse_rows(text.splitlines())
+    (number, first), (_, second), (last, problem) = rows
+    assert names == ("x", "y")
     assert (number, last) == (2, 5)
     assert (first.tolist(), second.tolist()) == ([1.0, 2.0], [3.0, 0.4])
     assert "six" in problem
     # What names no columns is no header.
-    assert isinstance(next(parse_rows(["1,two"]))[1], str)
+    assert isinstance(next(parse_rows(["1,two"])[1])[1], str)
     path = tmp_path / "x.npz"
     np.savez(path, images=np.zeros((2, 3)), labels=[4, 5])
     array, labels = read_array(path)
@@ -621,6 +623,68 @@ def test_tables_of_numbers(tmp_path: Path) -> None:
     path.write_bytes(b"PK and no more")
     with pytest.raises(ValueError, match=r"x\.npz: cannot be read"):
         read_array(path)
+
+
+TABLES = {
+    "header of pandas": ("0,1,2\n5,6,7\n", "012", [[5, 6, 7]]),
+    "two columns, which it may not be": ("0,1\n5,6\n", "", [[0, 1], [5, 6]]),
+    "index": (",a,b\n0,5,6\n", "ab", [[5, 6]]),
+    "index of days": (",a,b\n2026-01-01,5,6\n", "ab", [[5, 6]]),
+    "index and header of pandas": (",0,1\n0,5,6\n", "01", [[5, 6]]),
+    "first row without values": (",NA\n5,6\n", "", ["could not convert", [5, 6]]),
+    "digits with an underscore": ("a,b\n1_0,2\n", "ab", ["no number"]),
+    "names that part": ('"a,a",b\n5,6\n', ["a,a", "b"], [[5, 6]]),
+    "names of more": ("a b\n0 5 6\n", "ab", ["3 values, not 2"]),
+}
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_first_lines_of_tables(kind: str) -> None:
+    text, names, expected = TABLES[kind]
+    found, rows = parse_rows(text.splitlines())
+    assert found == tuple(names)
+    for (_, row), known in zip(rows, expected, strict=True):
+        assert known in row if isinstance(known, str) else row.tolist() == known
+
+
+def test_columns_are_those_of_fit(
+    rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, other = str(rows / "run"), tmp_path / "other.csv"
+    problems = {"b,a": "another order", "a": "lacks 1 column: b", "a,b,c": "besides 1 column: c"}
+    for header, problem in problems.items():
+        count = len(header.split(","))
+        other.write_text(f"{header}\n{','.join(['1'] * count)}\n")
+        assert main(["score", run, str(other), str(rows / "reference.csv"), "--quiet"]) == 1
+        first, *others = table(capsys.readouterr().out)
+        assert (first["file"], first["log_ratio"]) == (str(other), "")
+        assert problem in first["error"]
+        assert len(others) == 600  # without names, in the order of fit
+        for verb in ("score", "monitor"):
+            type_in(monkeypatch, other.read_text())
+            assert main([verb, run, "--quiet"]) == 2
+            told = capsys.readouterr().err
+            assert told.startswith("error: stdin: ")
+            assert problem in told
+        with pytest.raises(UserError, match=problem):
+            OneStepDetector.load(run, device="cpu").score(other)
+    data = [str(rows / "id.csv"), str(rows / "reference.csv")]
+    for given in ([data[0], str(other)], [*data, "--calibrate", str(other)]):
+        np.savetxt(other, np.ones((9, 2)), "%d", ",", header="b,a", comments="")
+        assert main(["fit", *given, "--out", str(tmp_path / "run"), *ROWS]) == 2
+        assert "has another order, 2 columns: b, a" in capsys.readouterr().err
+        assert not (tmp_path / "run").exists()
+
+
+def test_what_calibrates_is_like_the_id_data(
+    rows: Path, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.save(tmp_path / "x.npy", np.ones((9, 3)))
+    data = [str(rows / "id.csv"), str(rows / "reference.csv"), "--out", str(tmp_path / "run")]
+    for source in (tmp_path / "x.npy", root / "reference"):
+        assert main(["fit", *data, "--calibrate", str(source), *ROWS]) == 2
+        assert "calibration data: items of shape (3" in capsys.readouterr().err
+        assert not (tmp_path / "run").exists()
 
 
 def test_a_head_on_a_classifier_by_name(

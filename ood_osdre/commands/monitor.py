@@ -117,8 +117,10 @@ def as_they_come(scorer: "Scorer") -> Iterator[list["Item"]]:
     def listen() -> None:
         lines = input_lines()
         try:
-            is_vector = len(scorer.shape) == 1
-            for item in list_rows(lines, "stdin") if is_vector else list_lines(lines, False):
+            items = list_lines(lines, False)
+            if len(scorer.shape) == 1:
+                items = list_rows(lines, "stdin", scorer.columns)
+            for item in items:
                 waiting.put(item)
         except BaseException as error:  # noqa: BLE001 - to be raised where it is told
             waiting.put(error)

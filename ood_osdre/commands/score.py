@@ -141,12 +141,12 @@ def items_of(sources: Sequence[str], scorer: "Scorer") -> Iterator["Item"]:
     r"""Yields what is to be scored, see :mod:`ood_osdre.detectors.files`."""
     from ..detectors.files import list_items, list_lines, list_rows
 
-    vectors = len(scorer.shape) == 1
+    vectors, columns = len(scorer.shape) == 1, scorer.columns
     for source in sources or [STDIN]:
         if source != STDIN:
-            yield from list_items([source], vectors)
+            yield from list_items([source], vectors, columns)
         elif vectors:
-            yield from list_rows(input_lines(), "stdin")
+            yield from list_rows(input_lines(), "stdin", columns)
         else:
             yield from list_lines(input_lines(), vectors)
 

@@ -38,7 +38,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from ..errors import UserError, one_line
-from ..files import ARRAYS, is_folder, is_regular, local, read_array
+from ..files import ARRAYS, is_folder, is_regular, local, read_array, read_columns
 from . import image_files as lazy
 from .image_files import ImageFiles, LazyImages, in_batches
 from .images import DAMAGE, as_uint8, decode_all, image_files, is_image, square
@@ -89,7 +89,7 @@ def read(data: object, size: int, what: str, labelled: bool = True) -> Samples:
     labels = np.concatenate([piece.labels for piece in pieces])
     names = [name for piece in pieces for name in piece.names]
     reasons = [piece.unlabelled for piece in pieces if piece.unlabelled]
-    return Samples(values[0], labels, names, reasons[0] if reasons else "")
+    return Samples(values[0], labels, names, reasons[0] if reasons else "", pieces[0].columns)
 
 
 def read_pieces(data: object, size: int, what: str, labelled: bool = False) -> Iterator[Samples]:
@@ -125,7 +125,8 @@ def _labelled(data: object, size: int, what: str, labelled: bool) -> Iterator[Sa
         if labelled:
             labels, reason = _classes(given, n, what)
         names = names or [f"{i}" for i in range(count, count + n)]
-        yield Samples(values, labels, names, reason)
+        columns = read_columns(local(data)) if isinstance(data, str | os.PathLike) else ()
+        yield Samples(values, labels, names, reason, columns)
         count += n
 
 

@@ -116,12 +116,14 @@ class Samples(NamedTuple):
         labels: The ID class of each, -1 where there is none, with shape :math:`(N)`.
         names: A name for each, its path if it has one.
         unlabelled: Why there are no labels; empty if there are.
+        columns: The names of the numbers of a vector, where a table names its columns.
     """
 
     values: NDArray[Any] | LazyImages
     labels: NDArray[np.int64]
     names: list[str]
     unlabelled: str = ""
+    columns: tuple[str, ...] = ()
 
     @property
     def has_images(self) -> bool:

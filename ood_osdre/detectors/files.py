@@ -32,6 +32,7 @@ from ..data.lists import stream_folder
 from ..errors import UserError, one_line
 from ..evaluation.evaluate import score_images
 from ..files import ARRAYS, is_folder, is_regular, local, parse_rows, read_array
+from .labels import check_columns
 from .scorer import Scorer
 
 # The most items that are scored together, and the bytes of images that they may be.
@@ -60,35 +61,40 @@ class ScoredItems(NamedTuple):
     problems: list[str]
 
 
-def list_items(sources: Iterable[str], vectors: bool) -> Iterator[Item]:
+def list_items(
+    sources: Iterable[str], vectors: bool, columns: Sequence[str] = ()
+) -> Iterator[Item]:
     r"""Yields the items of files, folders, arrays and patterns, in the order of the sources.
 
     Arguments:
         sources: A folder stands for the images below it, a pattern for the files that it matches,
             and anything else is as in :func:`list_lines`.
         vectors: Whether vectors are wanted, not images.
+        columns: The names of a vector's numbers, as in :func:`list_rows`.
     """
     for source in sources:
         path, bad = local(source), list[OSError]()
         if glob.has_magic(source) and not os.path.lexists(path):
             matches = sorted(glob.iglob(os.fspath(path), recursive=True))
             files = [match for match in matches if not is_folder(local(match))]
-            yield from list_lines(files, vectors) if files else [(source, "no such file")]
+            items = list_lines(files, vectors, columns)
+            yield from items if files else [(source, "no such file")]
         elif is_folder(path) and not vectors:
             for name in stream_folder(path, bad.append):
                 yield os.path.join(source, name), path / name
             yield from ((f"{error.filename}", f"{error.strerror}") for error in bad)
         else:
-            yield from list_lines([source], vectors)
+            yield from list_lines([source], vectors, columns)
 
 
-def list_lines(paths: Iterable[str], vectors: bool) -> Iterator[Item]:
+def list_lines(paths: Iterable[str], vectors: bool, columns: Sequence[str] = ()) -> Iterator[Item]:
     r"""Yields the items of files, in the order of their paths, which are no patterns.
 
     Arguments:
         paths: An array or table (`.npy`, `.npz`, `.csv`) stands for its rows, any other file for
             itself. A folder is told: what lists files lists folders, too.
         vectors: Whether vectors are wanted, not images.
+        columns: The names of a vector's numbers, as in :func:`list_rows`.
     """
     for source in paths:
         path = local(source)
@@ -99,7 +105,7 @@ def list_lines(paths: Iterable[str], vectors: bool) -> Iterator[Item]:
                 yield source, "is no regular file"  # nobody may write to a FIFO, ever
             elif path.suffix.lower() == ".csv" and vectors:
                 with path.open(encoding="utf-8-sig", errors="replace") as lines:
-                    yield from list_rows(lines, source)
+                    yield from list_rows(lines, source, columns)
             elif path.suffix.lower() in ARRAYS:
                 yield from (
                     (f"{source}:{i}", np.asarray(row))  # text, else, is what is wrong with an item
@@ -110,12 +116,23 @@ def list_lines(paths: Iterable[str], vectors: bool) -> Iterator[Item]:
                 yield source, expected if vectors else path
         except (UserError, OSError) as error:
             text = getattr(error, "strerror", None) or one_line(error, None)
-            yield source, text.removeprefix(f"{path}: ")
+            yield source, text.removeprefix(f"{path}: ").removeprefix(f"{source}: ")
 
 
-def list_rows(lines: Iterable[str], name: str) -> Iterator[Item]:
-    r"""Yields the rows of a table of numbers, by the number of their line, see `parse_rows`."""
-    yield from ((f"{name}:{number}", row) for number, row in parse_rows(lines))
+def list_rows(lines: Iterable[str], name: str, columns: Sequence[str] = ()) -> Iterator[Item]:
+    r"""Yields the rows of a table of numbers, by the number of their line, see `parse_rows`.
+
+    Arguments:
+        lines: Its lines.
+        name: What to call it.
+        columns: The names of the columns in fit, if they are known.
+
+    Raises:
+        UserError: If the table names other columns, or names them in another order.
+    """
+    found, rows = parse_rows(lines)
+    check_columns(name, found, columns)
+    yield from ((f"{name}:{number}", row) for number, row in rows)
 
 
 def in_parts(scorer: Scorer, items: Iterable[Item]) -> Iterator[list[Item]]:

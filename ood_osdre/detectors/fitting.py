@@ -44,7 +44,7 @@ from ..training.checkpoint import model_metadata
 from ..training.fit import Fit, fit
 from ..training.run import held_folder
 from ..training.trainer import Validate
-from .labels import count_classes
+from .labels import check_columns, count_classes
 
 # The share of ID data, and of a reference without classes, that validates.
 HELD_OUT = 0.1
@@ -106,6 +106,7 @@ def prepare(
     Raises:
         UserError: If the sets are too small, of different shapes, or labelled in part.
     """
+    check_columns("reference", reference.columns, id_data.columns)
     id_shape, reference_shape = id_data.values.shape, reference.values.shape
     if id_shape[1:] != reference_shape[1:] or min(id_shape[0], reference_shape[0]) < 2:
         raise UserError(

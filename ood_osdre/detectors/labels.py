@@ -1,14 +1,17 @@
-r"""What is read off a user's items before a training: their classes, and a part held out of them."""
+r"""What is read off a user's items: their classes, names and likeness to others, and a part held out."""
 
 __all__ = [
     "as_input",
+    "check_columns",
+    "check_like",
     "class_labels",
-    "class_names",
     "count_classes",
     "fingerprints_of",
     "for_calibration",
+    "names_of",
 ]
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +20,7 @@ from torch import Tensor
 
 from ..data import ImageSet
 from ..data.inputs import read
+from ..data.lists import first
 from ..data.sets import Samples, cut_apart, fingerprints, group_of
 from ..errors import UserError
 from ..evaluation.calibration import check_alpha
@@ -72,15 +76,16 @@ def count_classes(id_data: Samples) -> int:
     return int(labels.max()) + 1
 
 
-def class_names(given: Samples, classes: int) -> dict[str, list[str]]:
-    r"""Returns what is stored of the ID classes' names: `class_names`, those of their folders.
+def names_of(given: Samples, classes: int) -> dict[str, list[str]]:
+    r"""Returns what names are stored of the ID items.
 
     Arguments:
         given: The ID items.
         classes: The number of classes.
 
     Returns:
-        Nothing, unless each class has a folder of its own.
+        `class_names`, those of the classes' folders, if each class has one of its own; `columns`,
+        those of a table's columns, if it names them.
     """
     folders: dict[int, set[str]] = {}
     for name, label in zip(given.names, given.labels.tolist(), strict=True):
@@ -88,7 +93,40 @@ def class_names(given: Samples, classes: int) -> dict[str, list[str]]:
     found = [min(folders.get(i, {""})) for i in range(classes)]
     one_each = all(len(group) == 1 for group in folders.values())
     are_names = one_each and all(found) and len(set(found)) == classes > 0
-    return {"class_names": found} if are_names else {}
+    names = {"class_names": found if are_names else [], "columns": list(given.columns)}
+    return {key: value for key, value in names.items() if value}
+
+
+def check_like(what: str, given: Samples, shape: Sequence[int], columns: Sequence[str]) -> None:
+    r"""Refuses items that are not like the ID data of fit.
+
+    Arguments:
+        what: What to call the items.
+        given: The items.
+        shape: The shape of an ID item.
+        columns: The names of its columns, see :func:`check_columns`.
+    """
+    check_columns(what, given.columns, columns)
+    if (found := given.values.shape[1:]) != tuple(shape):
+        raise UserError(f"{what}: items of shape {found}, expected {tuple(shape)} as in fit.")
+
+
+def check_columns(what: str, found: Sequence[str], expected: Sequence[str]) -> None:
+    r"""Refuses a table whose columns have other names than in fit, or another order.
+
+    Arguments:
+        what: What to call the table.
+        found: The names of its columns; none if it names none, and then nothing is compared.
+        expected: Those of the ID data of fit, likewise.
+    """
+    if not found or not expected or list(found) == list(expected):
+        return
+    lacking = [name for name in expected if name not in found]
+    others = [name for name in found if name not in expected]
+    told = [("lacks", lacking), ("has besides", others)]
+    problem = ", ".join(f"{verb} {first(names, 'column')}" for verb, names in told if names)
+    problem = problem or f"has another order, {first(list(found), 'column')}"
+    raise UserError(f"{what}: {problem}; expected {first(list(expected), 'column')}, as in fit.")
 
 
 def fingerprints_of(values: Any) -> NDArray[np.int64]:  # noqa: ANN401
@@ -115,13 +153,15 @@ def for_calibration(
         seed: The seed of the draw.
 
     Raises:
-        UserError: If nothing would be left to train on, data cannot be read, or `alpha` is no rate.
+        UserError: If nothing would be left to train on, data cannot be read or are not like the ID
+            items, or `alpha` is no rate.
     """
     if alpha is None:
         return given, None, None
     check_alpha(alpha)
     if own is not None:
         held = read(own, size, "calibration data", labelled=False)
+        check_like("calibration data", held, given.values.shape[1:], given.columns)
         return given, held, fingerprints_of(held.values)
     count = len(given.values)
     order = np.random.default_rng((seed, CALIBRATION)).permutation(count)

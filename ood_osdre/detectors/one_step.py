@@ -45,7 +45,7 @@ from .fitting import (
     train,
     warn_of_shuffling,
 )
-from .labels import as_input, class_labels, class_names, for_calibration
+from .labels import as_input, check_like, class_labels, for_calibration, names_of
 from .scorer import Scorer, TrainedModel, read_calibration, read_model, write_calibration
 
 NOT_FITTED = "is not fitted; call fit first"
@@ -183,7 +183,7 @@ class OneStepDetector:
             data = prepare(self.config, given, against, *shape)
             if own is not None:
                 check_unseen(own, data.seen, "refuse")
-            data.metadata.update(self.timm, **class_names(given, data.metadata["classes"]))
+            data.metadata.update(self.timm, **names_of(given, data.metadata["classes"]))
             fitted = train(data, self.backbone, self.device, target, resume, self.progress)
             trained = TrainedModel(fitted.model, data.preprocess, data.metadata)
             self.outcome, seen = fitted.outcome, data.seen
@@ -330,10 +330,7 @@ class OneStepDetector:
     ) -> Iterator[tuple[NDArray[np.float32], NDArray[np.int64] | None, Samples]]:
         scorer, count = self.scorer, 0
         for piece in read_pieces(data, self.size, what):
-            if (shape := piece.values.shape[1:]) != scorer.shape:
-                raise UserError(
-                    f"{what}: items of shape {shape}, expected {scorer.shape} as in fit."
-                )
+            check_like(what, piece, scorer.shape, scorer.columns)
             scores, classes = score_images(
                 scorer.ratio, piece.values, scorer.preprocess, self.config.evaluation.batch_size
             )

@@ -118,6 +118,11 @@ class Scorer:
         r"""The names of the ID classes, those of their folders or else their numbers."""
         return self.metadata.get("class_names") or list(map(str, range(self.metadata["classes"])))
 
+    @property
+    def columns(self) -> list[str]:
+        r"""The names of a vector's numbers, those of the table's columns; empty if it named none."""
+        return list(self.metadata.get("columns", ()))
+
     def on(self, device: torch.device | str) -> "Scorer":
         r"""Returns the scorer on another device."""
         return replace(self, ratio=self.ratio.to(device), preprocess=self.preprocess.on(device))
