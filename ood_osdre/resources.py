@@ -159,16 +159,16 @@ def flat_layer(mapping: object, source: str, is_section: IsSection) -> Layer:
     r"""Returns the values of a nested mapping; an empty section has none.
 
     Arguments:
-        mapping: The mapping; None for an empty one.
+        mapping: The mapping; an empty file has none.
         source: The file or argument to name in messages.
         is_section: Whether a dotted key is that of a section.
 
     Raises:
         UserError: If it is no mapping.
     """
-    if not isinstance(mapping, Mapping | None):
+    if not isinstance(mapping, Mapping):
         raise UserError(f"{source}: got {shown(mapping)}, expected a mapping of sections.")
-    values = flat(mapping or {})
+    values = flat(mapping)
     return source, {k: v for k, v in values.items() if v is not None or not is_section(k)}
 
 

@@ -118,9 +118,10 @@ def test_numbers_as_people_write_them(tmp_path: Path, text: str, expected: float
 # Layers
 
 
-def test_an_empty_file_and_an_empty_section_are_defaults(tmp_path: Path) -> None:
-    assert load_config(write(tmp_path / "empty.yml", "")) == Config()
+def test_an_empty_section_is_defaults_and_an_empty_file_a_mistake(tmp_path: Path) -> None:
     assert load_config(write(tmp_path / "bare.yml", "training:\n")) == Config()
+    with pytest.raises(UserError, match=r"empty\.yml: got null, expected a mapping"):
+        load_config(write(tmp_path / "empty.yml", ""))
 
 
 def test_a_file_wins_over_its_base_and_an_override_over_both(tmp_path: Path) -> None:
