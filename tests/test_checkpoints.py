@@ -20,7 +20,7 @@ from torch import nn
 
 from ood_osdre.cli import main
 from ood_osdre.data.inputs import read
-from ood_osdre.detectors.scorer import load_scorer
+from ood_osdre.detectors.scorer import load_scorer, read_model
 from ood_osdre.errors import FAILED, UserError
 from ood_osdre.evaluation.scores import read_scores
 from ood_osdre.objectives import Batch
@@ -93,6 +93,13 @@ def test_a_damaged_checkpoint_is_refused_by_name_in_one_line(tmp_path: Path, dam
     with pytest.raises(UserError, match=NAME) as error:
         read_checkpoint(tmp_path, MODEL)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("metadata", ["a text", {"config": "x"}, {"config": {}, "classes": "two"}])
+def test_metadata_of_other_types_are_no_model(tmp_path: Path, metadata: object) -> None:
+    write_checkpoint(tmp_path, MODEL, TENSORS, metadata)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=NAME):
+        read_model(tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"", b"my notes", "safetensors"])

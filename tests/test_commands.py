@@ -5,6 +5,7 @@ import io
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
+from scipy import sparse
 
 from ood_osdre import load_scorer
 from ood_osdre.__main__ import VERBS, main
@@ -22,6 +24,7 @@ from ood_osdre.commands import fit as fitting
 from ood_osdre.commands import monitor as monitoring
 from ood_osdre.data.images import decode
 from ood_osdre.detectors import OneStepDetector, files, head_data
+from ood_osdre.detectors import scorer as scoring
 from ood_osdre.errors import UserError
 from ood_osdre.evaluation.calibration import SplitConformal
 from ood_osdre.evaluation.scores import read_scores
@@ -442,6 +445,43 @@ def test_a_run_goes_on_after_a_signal(
     np.testing.assert_array_equal(one.conformal.scores, other.conformal.scores)
 
 
+def test_a_fit_that_ended_before_its_calibration_decides_nothing(
+    rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, run = [str(rows / "id.csv"), str(rows / "reference.csv"), *ROWS], str(tmp_path / "run")
+
+    def killed(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    for moment in (
+        f"{OneStepDetector.__module__}.OneStepDetector.calibrate",
+        f"{scoring.__name__}.write_checkpoint",
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(moment, killed)
+            assert main(["fit", *data, "--out", run, "--resume"]) == 130
+        status = main(["score", run, str(rows / "id.csv"), "--quiet"])
+        output = capsys.readouterr()
+        assert (status == 2) == ("calibration.safetensors: is no file; go on" in output.err)
+        # The trainer's own model is the one that was calibrated.
+        assert (status == 0) == any(row["decision"] == "OOD" for row in table(output.out))
+    assert main(["fit", *data, "--out", run, "--resume"]) == 0
+    for name in ("calibration", "model"):
+        found = [load_file(path / f"{name}.safetensors") for path in (rows / "run", Path(run))]
+        assert all(torch.equal(x, found[1][key]) for key, x in found[0].items())
+
+
+def test_a_mistake_found_late_leaves_the_folder_free(
+    rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    command = ["fit", str(rows / "id.csv"), str(rows / "reference.csv"), "--out", str(run), *ROWS]
+    late = ["network.kind=resnet", "network.width=0.125", "network.depths=[1,1,1,1]"]
+    assert main([*command, *late]) == 2
+    assert os.listdir(run) == [".lock"]
+    assert main([*command, "training.steps=2", "training.warmup=1"]) == 0
+
+
 MISTAKES = {
     "no verb": (["scor"], "no verb 'scor' .did you mean 'score'"),
     "no ID": (["fit", "nowhere", "{reference}", "--out", "{new}"], "nowhere: no such folder"),
@@ -459,6 +499,8 @@ MISTAKES = {
     "classifier": (["fit", "{id}", "{id}", "--out", "{new}", "--classifier", "nowhere"],
                    "nowhere: no weights"),
     "file": (["fit", "{id}", "{id}", "--out", "{file}"], "cannot be a folder"),
+    "no UTF-8": (["fit", "{id}", "{id}", "--out", "{new}\udcff", "--device", "cpu"],
+                 "cannot be written: 'utf-8' codec can't encode"),
     "no run": (["score", "nowhere", "{id}", "--out", "{new}"], "no checkpoint here"),
     "no files": (["score", "{run}", "{empty}", "--out", "{new}"], "nothing to score"),
     "no input": (["score", "{run}"], "standard input: nothing to score"),
@@ -480,8 +522,6 @@ def test_a_mistake_is_one_line_and_nothing_is_written(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    import re
-
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("a file")
     places = {"id": root / "id", "reference": root / "reference", "run": root / "run"}
@@ -676,6 +716,14 @@ def test_columns_are_those_of_fit(
         assert not (tmp_path / "run").exists()
 
 
+def test_what_calibrates_has_a_rate() -> None:
+    x = np.random.default_rng(0).normal(size=(40, 2))
+    with pytest.raises(UserError, match="alpha: got null, expected a rate"):
+        OneStepDetector({"network": {"kind": "mlp"}}, progress=False).fit(x, -x, calibration=x)
+    with pytest.raises(UserError, match=r"got csr_array, expected an array.* toarray"):
+        OneStepDetector({"network": {"kind": "mlp"}}, progress=False).fit(sparse.csr_array(x), -x)
+
+
 def test_what_calibrates_is_like_the_id_data(
     rows: Path, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -769,7 +817,9 @@ def test_features_of_a_classifier_that_were_computed_are_not_computed_again(
     assert not list(tmp_path.rglob("features-*"))
 
 
-def test_conformal_scores_of_another_model_are_refused(rows: Path, tmp_path: Path) -> None:
+def test_conformal_scores_of_another_model_are_refused(
+    rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     detector = OneStepDetector.load(rows / "run", device="cpu")
     assert isinstance(detector.conformal, SplitConformal)
     detector.save(tmp_path)
@@ -784,6 +834,8 @@ def test_conformal_scores_of_another_model_are_refused(rows: Path, tmp_path: Pat
     (tmp_path / "calibration.safetensors").write_bytes(calibration)
     with pytest.raises(ValueError, match="another model's calibration"):
         load_scorer(tmp_path)
+    assert main(["report", str(tmp_path)]) == 2
+    assert "another model's calibration" in capsys.readouterr().err
 
 
 def test_a_keyword_is_advised_as_one() -> None:

@@ -24,7 +24,7 @@ from ood_osdre.evaluation.report import report_beside, write_report
 from ood_osdre.evaluation.scores import Scores, read_scores, write_scores
 from ood_osdre.evaluation.tables import MetricsTable
 from ood_osdre.runs import join_seeds
-from ood_osdre.training.checkpoint import write_checkpoint
+from ood_osdre.training.checkpoint import digest_of, write_checkpoint
 
 VOID = {"meta", "img", "br", "link", "hr", "input"}
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
@@ -265,8 +265,10 @@ def test_a_page_of_seeds_is_of_those_averaged_and_finds_sets_by_name(
 @pytest.mark.usefixtures("bare")
 def test_a_calibrated_decision_is_told(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "own")
-    tensors = {"scores": torch.arange(39.0) / 10}
-    write_checkpoint(tmp_path / "own", "calibration", tensors, {"model": "x", "alpha": 0.05})
+    tensors, model = {"scores": torch.arange(39.0) / 10}, {"w": torch.zeros(1)}
+    facts = {"model": digest_of(model, {}), "alpha": 0.05}
+    write_checkpoint(tmp_path / "own", "calibration", tensors, facts)
+    write_checkpoint(tmp_path / "own", "model", model, {})
     text = " ".join(Page(write_report(tmp_path / "own").read_text()).texts)
     # The second of 39 scores, as 2 / 40 is the largest rate of at most 5 %.
     assert " = 0.05: flagged below 0.1," in " ".join(text.split())
@@ -279,6 +281,21 @@ def test_a_calibrated_decision_is_told(run: Path, tmp_path: Path) -> None:
     page = Page(write_report(tmp_path / "own").read_text())
     assert {"own", "Calibration", "0.1250"} <= set(page.texts)
     assert not {"Metrics", "Scores", "What goes wrong", "Data"} & set(page.texts)
+
+
+WRONG: list[dict[str, object]] = [
+    {"config": None},
+    {"data": {"counts": [1]}},
+    {"data": {"checksums": "x"}},
+    {"results": {"parameters": "many"}},
+    {"validation": {"best": ["x"]}},
+    {"validation": {"history": "x"}},
+    {"versions": 3},
+    {"platform": []},
+    {"command": 7},
+    {"commit": "c0ffee"},
+    {"train_seconds": "long"},
+]
 
 
 def test_a_page_that_cannot_be_drawn_is_one_warning(
@@ -306,7 +323,11 @@ def test_a_page_that_cannot_be_drawn_is_one_warning(
     [
         (None, "", "no run to report on, expected run.json or metrics.csv"),
         ("run.json", "{", "run.json: not a run record"),
-        ("run.json", "[]", "run.json: not a run record (got list)"),
+        ("run.json", "[]", "run.json: not a run record (an entry: got [], expected a mapping"),
+        *(
+            ("run.json", json.dumps({"config": {}, **wrong}), f"(an entry: {next(iter(wrong))}")
+            for wrong in WRONG
+        ),
         *(
             ("metrics.csv", text, "metrics.csv: not the table of a run (")
             for text in ("", "set,role\n", TABLE[0], "\n".join(TABLE)[:-9], "\0\1,\n\n\xff")

@@ -34,7 +34,8 @@ EPOCHS, LEAST_STEPS = 50, 1000
 # share of them that makes a rule.
 SAMPLE, LEAST_FILES, RULE = 200, 10, 0.95
 # What a run that was killed before its first checkpoint has left.
-REMAINS = (".lock", "log.jsonl", "head")
+LOCK = ".lock"
+REMAINS = (LOCK, "log.jsonl", "head")
 EPILOG = """\
 examples:
   %(prog)s flowers/ photographs/ --out runs/flowers
@@ -176,7 +177,7 @@ def check_folder(out: Path, resume: bool) -> None:
         return
     except OSError as error:
         raise UserError(f"--out {out}: cannot be a folder ({error.strerror}).") from None
-    if there and not resume:
+    if set(there) - {LOCK} and not resume:
         raise UserError(f"--out {out}: is there already; choose another, or go on with --resume.")
     others = [n for n in there if n not in REMAINS and ".tmp" not in n]
     if others and not {"state.safetensors", "model.safetensors"} & set(there):

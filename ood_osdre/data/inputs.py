@@ -173,10 +173,10 @@ def _pieces(data: object, size: int, what: str) -> Iterator[_Piece]:
         names = [str(local(p)) for p in data]
         yield image_files(Path(), names, size, what), None, list(map(str, data))
     # Of tables and their columns, `[i]` is what has the label i, not what stands there.
-    elif isinstance(data, Mapping) or hasattr(data, "to_numpy") or not isinstance(data, READABLE):
+    elif isinstance(data, Mapping) or not isinstance(data, READABLE) or _is_foreign(data):
         raise UserError(
-            f"{what}: got {type(data).__name__}, expected an array, such as a table's to_numpy(), "
-            "a tensor, a data loader, a data set or a path."
+            f"{what}: got {type(data).__name__}, expected an array, such as a table's to_numpy() or "
+            "a sparse one's toarray(), a tensor, a data loader, a data set or a path."
         )
     elif isinstance(data, _Items) and not isinstance(data, IterableDataset):
         yield from _items(data, size, what)
@@ -184,6 +184,10 @@ def _pieces(data: object, size: int, what: str) -> Iterator[_Piece]:
         for batch in data:
             values, labels = split_item(batch, f"{what}: a batch")
             yield _values(values, size, f"{what}: a batch"), labels, None
+
+
+def _is_foreign(data: object) -> bool:
+    return hasattr(data, "to_numpy") or hasattr(data, "toarray")
 
 
 def _items(data: _Items, size: int, what: str) -> Iterator[_Piece]:

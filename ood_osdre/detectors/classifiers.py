@@ -29,6 +29,7 @@ from ..data.inputs import Samples
 from ..data.sets import key_of
 from ..data.transforms import Preprocess
 from ..errors import UserError, one_line
+from ..evaluation.decisions import read_calibration
 from ..files import local
 from ..models import (
     Classifier,
@@ -47,7 +48,7 @@ from .feature_store import remove_features
 from .fitting import check_unseen
 from .head_data import HeadData
 from .labels import PIECE, fingerprints_of
-from .scorer import TrainedModel, build_classifier, read_calibration, read_model
+from .scorer import TrainedModel, build_classifier, read_model
 
 # What pickles of weights raise if they are damaged, or hold more than tensors.
 DAMAGE = (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError, SafetensorError)
@@ -132,7 +133,7 @@ def _from_run(folder: Path, id_name: str | None, size: int) -> GivenClassifier:
         classifier,
         network,
         (mean.tolist(), std.tolist()),
-        read_calibration(folder, trained.digest)[1],
+        read_calibration(folder, trained.digest, trained.metadata)[1],
         metadata.get("class_names", ()),
     )
 

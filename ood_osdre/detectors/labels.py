@@ -156,7 +156,7 @@ def for_calibration(
         UserError: If nothing would be left to train on, data cannot be read or are not like the ID
             items, or `alpha` is no rate.
     """
-    if alpha is None:
+    if alpha is None and own is None:
         return given, None, None
     check_alpha(alpha)
     if own is not None:

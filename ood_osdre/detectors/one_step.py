@@ -27,11 +27,11 @@ from ..data.inputs import read, read_pieces
 from ..data.sets import Samples, fingerprints
 from ..errors import UserError
 from ..evaluation.calibration import SplitConformal
+from ..evaluation.decisions import read_calibration
 from ..evaluation.evaluate import score_images
 from ..evaluation.metrics import check_scores
 from ..files import local
 from ..options import shown
-from ..training.checkpoint import MODEL, write_checkpoint
 from ..training.distributed import find_device
 from ..training.run import Outcome, check_finished
 from ..training.surroundings import own_surroundings
@@ -46,7 +46,7 @@ from .fitting import (
     warn_of_shuffling,
 )
 from .labels import as_input, check_like, class_labels, for_calibration, names_of
-from .scorer import Scorer, TrainedModel, read_calibration, read_model, write_calibration
+from .scorer import Scorer, TrainedModel, read_model, write_model
 
 NOT_FITTED = "is not fitted; call fit first"
 NO_CLASSES = "has no class head; fit with labels, or on class folders"
@@ -183,7 +183,9 @@ class OneStepDetector:
             data = prepare(self.config, given, against, *shape)
             if own is not None:
                 check_unseen(own, data.seen, "refuse")
-            data.metadata.update(self.timm, **names_of(given, data.metadata["classes"]))
+            # The trainer writes the model, which decides nothing before it is calibrated.
+            known = {"calibrated": held is not None, **self.timm}
+            data.metadata.update(known, **names_of(given, data.metadata["classes"]))
             fitted = train(data, self.backbone, self.device, target, resume, self.progress)
             trained = TrainedModel(fitted.model, data.preprocess, data.metadata)
             self.outcome, seen = fitted.outcome, data.seen
@@ -285,10 +287,8 @@ class OneStepDetector:
 
         The folder can be loaded with :func:`ood_osdre.load_scorer`, too.
         """
-        trained, conformal = _required(self._trained, NOT_FITTED), self.conformal
-        target, state = local(folder), trained.ratio.state_dict()
-        digest = write_checkpoint(target, MODEL, state, trained.metadata)
-        write_calibration(target, digest, conformal, self._seen)
+        trained = _required(self._trained, NOT_FITTED)
+        write_model(local(folder), trained, self.conformal, self._seen)
 
     @classmethod
     def load(
@@ -314,7 +314,7 @@ class OneStepDetector:
         trained = read_model(source := local(folder), find_device(device), backbone)
         config, size = (trained.metadata[key] for key in ("config", "size"))
         detector = cls(config, backbone=backbone, size=size, device=device)
-        detector.conformal, seen = read_calibration(source, trained.digest)
+        detector.conformal, seen = read_calibration(source, trained.digest, trained.metadata)
         detector._take(trained, seen)
         return detector
 

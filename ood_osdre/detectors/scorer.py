@@ -3,9 +3,6 @@ r"""A trained model that is ready to score: folded, with the preprocessing it wa
 Whatever deploys a model scores with a :class:`Scorer`: the command, the detector, the plugins and
 the export. :func:`read_model` is the one reader of a trained model's checkpoint, beside whose
 weights lies what :func:`~ood_osdre.training.checkpoint.model_metadata` says.
-
-Of a calibrated detector a second checkpoint, `calibration`, has the calibration scores, the rate, and
-the fingerprints of what it was fitted to.
 """
 
 __all__ = [
@@ -13,9 +10,8 @@ __all__ = [
     "TrainedModel",
     "build_classifier",
     "load_scorer",
-    "read_calibration",
     "read_model",
-    "write_calibration",
+    "write_model",
 ]
 
 from collections.abc import Mapping
@@ -31,8 +27,9 @@ from torch import nn
 from ..config import Config
 from ..data.image_files import LazyImages, Pixels
 from ..data.transforms import Preprocess, Standardise, Standardiser, check_statistics
-from ..errors import UserError
+from ..errors import UserError, one_line
 from ..evaluation.calibration import SplitConformal
+from ..evaluation.decisions import CALIBRATED, read_calibration, write_calibration
 from ..evaluation.evaluate import score_images
 from ..files import local
 from ..models import (
@@ -49,6 +46,7 @@ from ..training.checkpoint import (
     CHANNELS,
     MODEL,
     checkpoint_path,
+    digest_of,
     input_shape,
     read_checkpoint,
     restore,
@@ -56,8 +54,6 @@ from ..training.checkpoint import (
 )
 from ..training.distributed import find_device
 from ..training.surroundings import own_surroundings, same_random_numbers
-
-CALIBRATION = "calibration"
 
 
 class TrainedModel(NamedTuple):
@@ -193,12 +189,33 @@ def read_model(
             networks = [_build(member, source) for member in total["members"]]
             ratio = SummedScore(networks, total["names"], total["kinds"])
         dim, statistics = metadata.get("dim"), (metadata["mean"], metadata["std"])
-    except KeyError as error:
-        raise UserError(f"{source}: {error} is missing, expected a trained model.") from None
+    except (KeyError, TypeError, AttributeError) as error:
+        problem = f"{error} is missing" if isinstance(error, KeyError) else one_line(error)
+        raise UserError(f"{source}: {problem}, expected a trained model.") from None
     count, kind = (CHANNELS, Preprocess) if dim is None else (dim, Standardise)
     preprocess = kind(*check_statistics(*statistics, count, source), device)
     restore(ratio, tensors, source)
     return TrainedModel(ratio.to(device).eval(), preprocess, metadata, digest)
+
+
+def write_model(
+    folder: Path,
+    trained: TrainedModel,
+    conformal: SplitConformal | None,
+    seen: NDArray[Any] | None,
+) -> None:
+    r"""Writes a model and its calibration, the model last, as it makes a folder a detector.
+
+    Arguments:
+        folder: The folder, created if needed.
+        trained: The model.
+        conformal: The threshold, if there is one.
+        seen: The fingerprints of what the model was fitted to; None if they are not recorded.
+    """
+    metadata = {**trained.metadata, CALIBRATED: conformal is not None}
+    state = trained.ratio.state_dict()
+    write_calibration(folder, digest_of(state, metadata), conformal, seen)
+    write_checkpoint(folder, MODEL, state, metadata)
 
 
 def _build(
@@ -230,50 +247,8 @@ def load_scorer(
         UserError: If the folder holds no model, it is damaged, or there is no such device.
     """
     trained = read_model(local(folder), find_device(device), backbone)
-    return replace(
-        Scorer.of(trained), conformal=read_calibration(local(folder), trained.digest)[0]
-    )
-
-
-def write_calibration(
-    folder: Path, digest: str, conformal: SplitConformal | None, seen: NDArray[Any] | None
-) -> None:
-    r"""Writes the calibration of a model beside it.
-
-    Arguments:
-        folder: The model's folder.
-        digest: The SHA-256 of the model's checkpoint.
-        conformal: The threshold, if there is one.
-        seen: The fingerprints of what the model was fitted to; None if they are not recorded.
-    """
-    tensors = {} if seen is None else {"seen": torch.as_tensor(seen)}
-    if conformal is not None:
-        tensors["scores"] = torch.as_tensor(conformal.scores)
-    metadata = {"model": digest, "alpha": None if conformal is None else conformal.alpha}
-    write_checkpoint(folder, CALIBRATION, tensors, metadata)
-
-
-def read_calibration(
-    folder: Path, digest: str
-) -> tuple[SplitConformal | None, NDArray[Any] | None]:
-    r"""Returns what :func:`write_calibration` wrote, twice None where there is none.
-
-    Raises:
-        UserError: If it is damaged, or belongs to another model.
-    """
-    if not checkpoint_path(folder, CALIBRATION).is_file():
-        return None, None
-    tensors, metadata, _ = read_checkpoint(folder, CALIBRATION)
-    problem = None if metadata.get("model") == digest else "another model's calibration"
-    conformal = None
-    try:
-        if "scores" in tensors:
-            conformal = SplitConformal(tensors["scores"].numpy(), metadata["alpha"])
-    except (KeyError, ValueError) as error:
-        problem = f"not a calibration ({error})"
-    if problem:
-        raise UserError(f"{checkpoint_path(folder, CALIBRATION)}: {problem}; save it again.")
-    return conformal, tensors["seen"].numpy() if "seen" in tensors else None
+    calibration = read_calibration(local(folder), trained.digest, trained.metadata)
+    return replace(Scorer.of(trained), conformal=calibration[0])
 
 
 @own_surroundings()

@@ -12,6 +12,7 @@ __all__ = [
     "identity",
     "library_versions",
     "platform_summary",
+    "read_entries",
     "read_record",
     "sets_of",
 ]
@@ -28,7 +29,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from pydantic import AliasPath, BaseModel, Field, ValidationError
@@ -187,17 +188,81 @@ class FinishedRun(BaseModel):
     score_seconds: float
 
 
+class _Given(BaseModel):
+    set: str
+    given: str
+    use: str
+    count: int
+
+
+class _Data(BaseModel):
+    counts: dict[str, int] = {}
+    checksums: dict[str, Any] = {}
+    given: list[_Given] = []
+
+
+class _Validation(BaseModel):
+    best: dict[str, float | None] = {}
+    history: list[dict[str, Any]] = []
+
+
+class _Results(BaseModel):
+    parameters: int | None = None
+
+
+class _Commit(BaseModel):
+    revision: str = ""
+    dirty: bool = False
+
+
+class DrawnRun(BaseModel):
+    r"""The entries of a record that a page shows, of which a record may lack any."""
+
+    config: dict[str, Any] = {}
+    seed: int | None = None
+    benchmark: str | None = None
+    device: str | None = None
+    command: list[Any] = []
+    data: _Data = _Data()
+    selection: str | None = None
+    validation: _Validation = _Validation()
+    results: _Results = _Results()
+    train_seconds: float | None = None
+    score_seconds: float | None = None
+    commit: _Commit | None = None
+    versions: dict[str, Any] = {}
+    platform: dict[str, Any] = {}
+    created: str = ""
+
+
+Entries = TypeVar("Entries", bound=BaseModel)
+
+
 def read_record(path: str | os.PathLike[str]) -> FinishedRun:
     r"""Reads the record of a finished run, which :meth:`RunRecord.write` wrote.
 
     Raises:
         UserError: If the file cannot be read or is no such record.
     """
+    return _read(path, FinishedRun)[1]
+
+
+def read_entries(path: str | os.PathLike[str]) -> dict[str, Any]:
+    r"""Reads what a record has, as it was written; :class:`DrawnRun` says of which types.
+
+    Raises:
+        UserError: If the file cannot be read or is no such record.
+    """
+    return _read(path, DrawnRun)[0]
+
+
+def _read(path: str | os.PathLike[str], entries: type[Entries]) -> tuple[dict[str, Any], Entries]:
     try:
-        return FinishedRun.model_validate(json.loads(Path(path).read_bytes()), strict=True)
+        content = json.loads(Path(path).read_bytes())
+        return content, entries.model_validate(content, strict=True)
     except (OSError, ValueError, RecursionError) as error:
         if isinstance(error, ValidationError):
-            reason = explain(error, FinishedRun, "an entry")
+            reason = explain(error, entries, "an entry")
         else:
             reason = one_line(error, 80)
         raise UserError(f"{path}: not a run record ({reason})") from None

@@ -26,12 +26,13 @@ from ..data.sets import group_of
 from ..errors import UserError, one_line
 from ..files import local, write_text_atomic
 from ..options import flat
-from ..training.checkpoint import checkpoint_path, read_checkpoint
+from ..training.checkpoint import MODEL, checkpoint_path, read_checkpoint
 from ..training.run import LOG, RECORD
 from .calibration import SplitConformal
+from .decisions import CALIBRATION, read_calibration
 from .metrics import threshold95
 from .plots import as_svg, over_steps, swatch
-from .records import facts_of, sets_of
+from .records import facts_of, read_entries, sets_of
 from .score_plots import densities, held_out, rankings, score_label
 from .scores import OOD_ROLES, Scores, read_scores
 from .tables import COLUMNS
@@ -47,8 +48,6 @@ PER_SET, PER_CLASS, PER_CLASS_OF_MANY, FEW = 12, 6, 3, 20
 # The side of an image in pixels, and the bytes that all of them may take.
 SIDE, SIDE_OF_MANY, BYTES = 64, 32, 800_000
 
-# The checkpoint in which a detector keeps its calibrated decision.
-CALIBRATION = "calibration"
 # The numbers of :class:`~ood_osdre.evaluation.calibration.Calibration`, as a page names them.
 CALIBRATED = {
     "log_mass_0": "log E₀[r], in nats",
@@ -165,15 +164,7 @@ def _template() -> jinja2.Template:
 def _record(folder: Path) -> dict[str, Any]:
     r"""Returns the record of a run as it was written; empty if there is none."""
     path = folder / RECORD
-    if not path.is_file():
-        return {}
-    try:
-        record = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not a run record ({one_line(error, 80)})") from None
-    if not isinstance(record, dict):
-        raise UserError(f"{path}: not a run record (got {type(record).__name__})")
-    return record
+    return read_entries(path) if path.is_file() else {}
 
 
 def _table(folder: Path) -> pd.DataFrame | None:
@@ -260,9 +251,8 @@ def _conformal(folder: Path) -> SplitConformal | None:
     r"""Returns the calibrated decision that a detector's folder holds; None if it has none."""
     if not checkpoint_path(folder, CALIBRATION).is_file():
         return None
-    tensors, metadata, _ = read_checkpoint(folder, CALIBRATION)
-    known = "scores" in tensors and metadata.get("alpha") is not None
-    return SplitConformal(tensors["scores"].numpy(), metadata["alpha"]) if known else None
+    _, model, digest = read_checkpoint(folder, MODEL)
+    return read_calibration(folder, digest, model)[0]
 
 
 def _flagged(scores: Scores, conformal: SplitConformal) -> list[tuple[str, float]]:

@@ -12,6 +12,7 @@ __all__ = [
     "MODEL",
     "STATE",
     "checkpoint_path",
+    "digest_of",
     "input_shape",
     "model_metadata",
     "pack_state",
@@ -54,10 +55,15 @@ def checkpoint_path(folder: Path, name: str) -> Path:
     return folder / f"{name}.safetensors"
 
 
+def digest_of(tensors: Mapping[str, Any], metadata: Mapping[str, Any]) -> str:
+    r"""Returns the SHA-256 that a checkpoint of tensors and metadata has, see :func:`write_checkpoint`."""
+    return _packed(tensors, metadata)[1]["sha256"]
+
+
 def write_checkpoint(
     folder: Path, name: str, tensors: Mapping[str, Any], metadata: Mapping[str, Any]
-) -> str:
-    r"""Writes a checkpoint, replacing an older one of the same name, and returns its SHA-256.
+) -> None:
+    r"""Writes a checkpoint, replacing an older one of the same name.
 
     Arguments:
         folder: The folder, created if needed.
@@ -80,7 +86,6 @@ def write_checkpoint(
         # Not `save_file`, whose errors, temporary file and permissions are its own.
         temporary.write_bytes(save(content, header))
     sweep(folder)
-    return header["sha256"]
 
 
 def through_bytes(tensors: Mapping[str, Any], metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,6 +129,8 @@ def read_checkpoint(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, 
             problem = f"not a checkpoint of this version, expected {FORMAT!r}"
         elif _digest(tensors, text + header.get(OTHERS, "")) != digest:
             problem = "changed, its SHA-256 is not the one it was written with"
+        elif not text.startswith("{"):
+            problem = f"got the metadata {text[:40]}, expected named values"
     if problem:
         raise UserError(f"{path}: {problem}.")
     return _unpacked(tensors, header), json.loads(text), digest

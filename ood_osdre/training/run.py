@@ -102,9 +102,10 @@ def locked(folder: Path, option: str = "") -> Iterator[None]:
     """
     lock = FileLock(folder / LOCK)
     try:
+        os.fspath(folder).encode()  # safetensors opens no other names
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=0)
-    except (OSError, ValueError) as error:  # the second of a null character
+    except (OSError, ValueError) as error:  # the second of a null character, or no UTF-8
         reason = f"cannot be written: {getattr(error, 'strerror', None) or error}"
         if isinstance(error, Timeout):
             reason = "another run is writing here"
