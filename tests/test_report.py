@@ -5,6 +5,7 @@ import csv
 import io
 import json
 import logging
+import os
 import re
 import shutil
 import subprocess
@@ -296,6 +297,23 @@ WRONG: list[dict[str, object]] = [
     {"commit": "c0ffee"},
     {"train_seconds": "long"},
 ]
+
+
+def test_what_is_damaged_beside_a_record_is_left_out_or_told(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "own")
+    log, scores = tmp_path / "own" / "log.jsonl", tmp_path / "own" / "scores.npz"
+    log.write_text('{"step": 1, "loss_total": 1' + 400 * "0" + "}\n[]\n\0")
+    (tmp_path / "own" / "head").mkdir()
+    os.mkfifo(tmp_path / "own" / "head" / "log.jsonl")  # which nobody writes to
+    with np.load(scores) as file:
+        known = dict(file)
+    np.savez(scores, **known | {"role": np.full(len(known["role"]), "far")})
+    with pytest.raises(
+        UserError, match=r"scores\.npz: not a readable scores file .* \(no ID set\)"
+    ):
+        write_report(tmp_path / "own")
+    scores.unlink()
+    assert "Metrics" in Page(write_report(tmp_path / "own").read_text()).texts
 
 
 def test_a_page_that_cannot_be_drawn_is_one_warning(

@@ -23,7 +23,6 @@ __all__ = [
 
 import html
 import io
-import math
 import os
 import re
 import sys
@@ -210,7 +209,8 @@ def over_steps(
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+    # Of whole numbers, JSON has some that are larger.
+    return isinstance(value, int | float) and abs(value) <= sys.float_info.max
 
 
 def swatch(style: Stroke) -> str:

@@ -24,7 +24,7 @@ from PIL import Image
 
 from ..data.sets import group_of
 from ..errors import UserError, one_line
-from ..files import local, write_text_atomic
+from ..files import is_regular, local, write_text_atomic
 from ..options import flat
 from ..training.checkpoint import MODEL, checkpoint_path, read_checkpoint
 from ..training.run import LOG, RECORD
@@ -264,7 +264,7 @@ def _flagged(scores: Scores, conformal: SplitConformal) -> list[tuple[str, float
 def _histories(folder: Path, record: Mapping[str, Any]) -> dict[str, list[Row]]:
     r"""Returns what each stage logged, the run's own without a name; else the record's validations."""
     found = {}
-    for path in sorted(folder.rglob(LOG)):
+    for path in filter(is_regular, sorted(folder.rglob(LOG))):
         entries = []
         for line in path.read_text(errors="replace").splitlines():
             try:
