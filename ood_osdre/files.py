@@ -91,9 +91,9 @@ def atomic_path(path: str | os.PathLike[str], flush: bool = True) -> Iterator[Pa
         ['log.txt']
     """
     place = local(path)
-    target = Path(os.path.realpath(place))
-    temporary = target.with_name(f".{uuid.uuid4().hex}.tmp{target.suffix}")
     try:
+        target = Path(os.path.realpath(place))  # fails in a working folder that was removed
+        temporary = target.with_name(f".{uuid.uuid4().hex}.tmp{target.suffix}")
         # Asked of the place, not the target: a link such as /dev/stdout may have none with a name.
         if os.path.exists(place) and not (is_regular(place) or is_folder(place)):
             yield place

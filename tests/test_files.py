@@ -139,6 +139,16 @@ def test_places_that_cannot_be_written_are_one_line(tmp_path: Path) -> None:
     assert {p.name for p in tmp_path.iterdir()} == {"file", "folder"}
 
 
+def test_a_working_folder_that_was_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(UserError, match="a: cannot be written"), atomic_path("a"):
+        pass
+
+
 def test_json_round_trip(tmp_path: Path) -> None:
     @dataclass
     class Config:
