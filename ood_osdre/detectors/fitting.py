@@ -280,7 +280,7 @@ def _compared(
     """
     for (name, _), found in zip(_sides(id_data, reference), own, strict=True):
         if copies := len(found) - np.unique(found).size:
-            log.warning("%d of %d %s items are copies, never split apart", copies, len(found), name)
+            log.warning("%d of %d %s items are copies, never split", copies, len(found), name)
     if shared := count_shared(own[1], own[0]):
         message = "%d of %d reference items are ID items too: the ratio is pulled to 1 there"
         log.warning(message, shared, len(own[1]))
