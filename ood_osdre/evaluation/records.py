@@ -318,7 +318,11 @@ def facts_of(record: Mapping[str, Any], seeds: Sequence[int | None]) -> dict[str
         "parameters": f"{results['parameters']:,}" if results.get("parameters") else "",
         "selection": record.get("selection"),
         "versions": ", ".join(f"{k} {v}" for k, v in record.get("versions", {}).items()),
-        "machine": ", ".join(str(v) for v in record.get("platform", {}).values() if v),
+        "machine": ", ".join(
+            f"{v} cores" if k == "cores" else f"{v}"
+            for k, v in record.get("platform", {}).items()
+            if v
+        ),
     }
     return {key: value for key, value in facts.items() if value}
 
