@@ -68,6 +68,11 @@ def latency(
     return markdown_rows(["what", f"over {over}", "95 % interval"], rows)
 
 
+def deployed(results: Mapping[str, Sequence[float | None]]) -> str:
+    r"""Returns times of whole scores over those of the networks that they are made of."""
+    return latency(results, "its networks")
+
+
 def memory(results: Mapping[str, Any]) -> str:
     r"""Returns the peaks of a fit to few files and of one to many, in MiB, and their seconds."""
     columns = ("pss", "max_rss", "seconds")

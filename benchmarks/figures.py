@@ -95,20 +95,16 @@ def nfe_plot(path: Path, rows: Mapping[str, Sequence[Run]], solvers: Sequence[st
         "network evaluations an image": lambda run: run.evaluations,
         "least seconds to score the test sets": lambda run: run.score_seconds,
     }
+    means = {"near": lambda run: run.metric(run.near), "far": lambda run: run.metric("farood")}
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(8.4, 6.2), layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.subplots(2, 2, sharex="col")
-        for row, mean in zip(axes, ("near", "far"), strict=True):
+        for row, (mean, y_of) in zip(axes, means.items(), strict=True):
             for ax, (label, x_of) in zip(row, across.items(), strict=True):
                 for points, marker, dashes, color, title in marks:
                     x = [min(x_of(run) for run in runs) for runs in points]
-                    y = [
-                        np.mean(
-                            [run.metric(run.near if mean == "near" else "farood") for run in runs]
-                        )
-                        for runs in points
-                    ]
+                    y = [np.mean([y_of(run) for run in runs]) for runs in points]
                     ax.plot(x, y, marker=marker, ls=dashes, color=color, label=title)
                 ax.set_xscale("log")
                 ax.xaxis.set_minor_formatter(NullFormatter())

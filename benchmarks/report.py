@@ -237,9 +237,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "latency": lambda: bench_tables.latency(results_of("latency")),
     "latency-training": lambda: bench_tables.latency(results_of("latency_training")),
     "latency-memory": lambda: bench_tables.latency(results_of("latency_memory")),
-    "latency-deployed": lambda: bench_tables.latency(
-        results_of("latency_deployed"), "its networks"
-    ),
+    "latency-deployed": lambda: bench_tables.deployed(results_of("latency_deployed")),
     "memory-224": lambda: bench_tables.memory(results_of("memory_224")),
     "throughput": lambda: bench_tables.throughput(results_of("throughput")),
     **{

@@ -21,7 +21,7 @@ import difflib
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 SHOWN = 10
@@ -111,7 +111,7 @@ def counted(number: int, noun: str, verb: str = "") -> str:
     return text.rstrip()
 
 
-def first(items: list[str], noun: str) -> str:
+def first(items: Sequence[str], noun: str) -> str:
     r"""Joins the first ten items, after their number: `"12 files: a, b, ... and 2 more"`."""
     # A line break within a name would break the message.
     shown = [item if item.isprintable() else ascii(item) for item in items[:SHOWN]]

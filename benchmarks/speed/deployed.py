@@ -11,16 +11,17 @@ no step depends on what they say. The A/A control times a network against itself
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import above  # noqa: F401
 import bench_tables
 import numpy as np
 import torch
 from outputs import require_writable
-from timing import Call, time_over
+from timing import call_on, noise, placed, time_over
 from torch import Tensor, nn
 
 from ood_osdre.config import load_config
@@ -41,21 +42,9 @@ from ood_osdre.training.distributed import device_name, find_device
 OUT = Path("runs") / "deployed"
 SEED = 0
 # Of CIFAR-10; the images of either set that the features are whitened by.
-CLASSES, SIDE, WHITENED = 10, 32, 64
+CLASSES, WHITENED = 10, 64
 
-M = TypeVar("M", bound=nn.Module)
 Latencies = dict[str, tuple[float, float, float]]
-
-
-def placed(module: M, device: torch.device) -> M:
-    r"""Returns a module as it scores."""
-    return module.to(device).to(memory_format=torch.channels_last).eval()
-
-
-def images(size: int, device: torch.device) -> Tensor:
-    r"""Returns noise, with shape :math:`(N, 3, 32, 32)`."""
-    x = torch.randn(size, 3, SIDE, SIDE, device=device)
-    return x.to(memory_format=torch.channels_last)
 
 
 def head_on(layers: Sequence[str], device: torch.device) -> RepresentationRatio:
@@ -66,7 +55,7 @@ def head_on(layers: Sequence[str], device: torch.device) -> RepresentationRatio:
     assert options is not None
     with torch.no_grad():
         one, other = (
-            classifier_features(classifier, images(WHITENED, device), layers).features
+            classifier_features(classifier, noise(WHITENED, device), layers).features
             for _ in range(2)
         )
     whitening = whitening_of(one, other, options.rank)
@@ -87,16 +76,9 @@ def scores(device: torch.device) -> dict[str, RatioModel]:
     }
 
 
-def call(functions: Sequence[Callable[[Tensor], object]], x: Tensor) -> Call:
-    r"""Returns a call of all functions of a batch, which ends when the device has done its work."""
-
-    def forward() -> None:
-        for function in functions:
-            function(x)
-        if x.device.type == "cuda":
-            torch.cuda.synchronize(x.device)
-
-    return forward
+def each(networks: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
+    r"""Returns the outputs of several networks on the same batch."""
+    return [network(x) for network in networks]
 
 
 @torch.inference_mode()
@@ -112,13 +94,13 @@ def measure(sizes: Sequence[int], pairs: int, device: torch.device) -> Latencies
     for name, score in scores(device).items():
         folded = placed(score.fold(), device)
         parts: Any = folded.networks if isinstance(folded, SummedScore) else [folded]
-        bare = [part.backbone for part in parts]
+        bare = partial(each, [part.backbone for part in parts])
         for size in sizes:
-            x = images(size, device)
+            x = noise(size, device)
+            alone = call_on(bare, x)
             if name == "log-ratio":
-                control = call(bare, x)
-                found[f"A/A control, batch {size}"] = time_over(control, control, pairs, rng)
-            times = time_over(call([folded.predict], x), call(bare, x), pairs, rng)
+                found[f"A/A control, batch {size}"] = time_over(alone, alone, pairs, rng)
+            times = time_over(call_on(folded.predict, x), alone, pairs, rng)
             found[f"{name}, batch {size}"] = times
     return found
 
@@ -146,7 +128,7 @@ def run(args: argparse.Namespace) -> int:
     device = find_device(args.device, "--device")
     require_writable(args.out)
     results = measure(args.batch_sizes, args.pairs, device)
-    print(bench_tables.latency(results))
+    print(bench_tables.deployed(results))
     settings = {k: v for k, v in vars(args).items() if k != "out"}
     RunRecord(
         config={**settings, "device": str(device)},

@@ -26,15 +26,14 @@ import tempfile
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
 
 import above  # noqa: F401
 import bench_tables
 import numpy as np
 import torch
 from outputs import require_writable
-from timing import Call, time_over
-from torch import Tensor, nn
+from timing import call_on, noise, placed, time_over
+from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from ood_osdre.errors import UserError, count, exit_status
@@ -60,7 +59,6 @@ SIZE = 16
 LEAST_PAIRS = 10
 
 Forward = Callable[[Tensor], Tensor]
-M = TypeVar("M", bound=nn.Module)
 
 
 def peak_memory(forward: Forward, x: Tensor) -> int:
@@ -98,8 +96,8 @@ class Bench:
         torch.manual_seed(SEED)
         self.args, self.device = args, device
         self.rng = np.random.default_rng(SEED)
-        self.backbone = self._placed(ResNetBackbone(args.width))
-        self.x = self._images(args.batch_size)
+        self.backbone = placed(ResNetBackbone(args.width), device)
+        self.x = noise(args.batch_size, device)
 
     def scoring(self) -> Results:
         r"""Times ratios and baselines against the bare backbone."""
@@ -141,10 +139,10 @@ class Bench:
         network = self._network(ResNetBackbone(self.args.width), SIZE)
         ratio = OneStepRatio(network, RBFBasis(size=SIZE)).to(self.device)
         objective = Objective({"endpoint": (1.0, EndPointLoss(path))})
-        x_0, x_1 = self._images(half), self._images(half)
+        x_0, x_1 = noise(half, self.device), noise(half, self.device)
         draw = Batch(x_0, x_1, torch.rand(half, device=self.device), torch.randn_like(x_0))
         trainer = Trainer(ratio, objective, lambda step: draw, options)
-        bare = self._placed(ResNetBackbone(self.args.width)).train()
+        bare = placed(ResNetBackbone(self.args.width), self.device).train()
 
         def step(x: Tensor) -> Tensor:
             return trainer.step(draw)["total"]
@@ -161,13 +159,13 @@ class Bench:
     def batch(self) -> Results:
         r"""Times the folded ratio's batches, an image, against the smallest."""
         size = self.args.batch_size
-        larger = {f"batch {k * size}, an image": self._images(k * size) for k in (2, 4, 8)}
+        larger = {f"batch {k * size}, an image": noise(k * size, self.device) for k in (2, 4, 8)}
         return self._per_value(larger)
 
     def pixels(self) -> Results:
         r"""Times the folded ratio on larger images, a pixel, against 32x32 ones."""
         size = self.args.batch_size
-        larger = {f"{s}x{s} images, a pixel": self._images(size, s) for s in (64, 96)}
+        larger = {f"{s}x{s} images, a pixel": noise(size, self.device, s) for s in (64, 96)}
         return self._per_value(larger)
 
     def _per_value(self, larger: dict[str, Tensor]) -> Results:
@@ -196,18 +194,8 @@ class Bench:
     ) -> tuple[float, float, float]:
         r"""Returns the median ratio and its interval; ours is timed on `x`, the bench's if None."""
         pairs = max(self.args.pairs // cost, LEAST_PAIRS)
-        first = self._on(ours, self.x if x is None else x)
-        return time_over(first, self._on(bare, self.x), pairs, self.rng)
-
-    def _on(self, forward: Forward, x: Tensor) -> Call:
-        r"""Returns a call that ends when the device has done its work."""
-
-        def call() -> None:
-            forward(x)
-            if self.device.type == "cuda":
-                torch.cuda.synchronize(self.device)
-
-        return call
+        first = call_on(ours, self.x if x is None else x)
+        return time_over(first, call_on(bare, self.x), pairs, self.rng)
 
     def _network(self, backbone: ResNetBackbone, size: int) -> CoefficientNetwork:
         # As a run builds it whose losses look at no cells.
@@ -216,24 +204,17 @@ class Bench:
     def _unfolded(self, size: int) -> OneStepRatio:
         network = self._network(self.backbone, size)
         torch.nn.init.normal_(network.head.weight, std=0.01)
-        return self._placed(OneStepRatio(network, RBFBasis(size=size)))
+        return placed(OneStepRatio(network, RBFBasis(size=size)), self.device)
 
     def _folded(self) -> FoldedRatio:
-        return self._placed(self._unfolded(SIZE).fold())
+        return placed(self._unfolded(SIZE).fold(), self.device)
 
     @cached_property
     def _network_of_time(self) -> TimeConditionedResNet:
-        return self._placed(TimeConditionedResNet(self.args.width))
+        return placed(TimeConditionedResNet(self.args.width), self.device)
 
     def _baseline(self, evaluations: int) -> TimeConditionedRatio:
         return TimeConditionedRatio(self._network_of_time, evaluations)
-
-    def _placed(self, module: M) -> M:
-        return module.to(self.device).to(memory_format=torch.channels_last).eval()
-
-    def _images(self, size: int, side: int = 32) -> Tensor:
-        x = torch.randn(size, 3, side, side, device=self.device)
-        return x.to(memory_format=torch.channels_last)
 
 
 def width(text: str) -> float:

@@ -1,4 +1,4 @@
-r"""Two calls timed against each other.
+r"""Two calls timed against each other, and what they are calls of: networks on noise.
 
 They are timed in pairs, back to back and in a random order, so that a drift of the machine's speed
 cancels. A pair's ratio is the first call's time over the second's.
@@ -6,14 +6,40 @@ cancels. A pair's ratio is the first call's time over the second's.
 
 from collections.abc import Callable
 from time import perf_counter
+from typing import TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor, nn
 from tqdm import tqdm
 
 WARM_UP = 3
 
 Call = Callable[[], object]
+M = TypeVar("M", bound=nn.Module)
+
+
+def placed(module: M, device: torch.device) -> M:
+    r"""Returns a module as it scores on a device."""
+    return module.to(device).to(memory_format=torch.channels_last).eval()
+
+
+def noise(size: int, device: torch.device, side: int = 32) -> Tensor:
+    r"""Returns images of normal noise, with shape :math:`(N, 3, S, S)`."""
+    x = torch.randn(size, 3, side, side, device=device)
+    return x.to(memory_format=torch.channels_last)
+
+
+def call_on(forward: Callable[[Tensor], object], x: Tensor) -> Call:
+    r"""Returns a call of a function on a batch, which ends when the batch's device has done its work."""
+
+    def call() -> None:
+        forward(x)
+        if x.device.type == "cuda":
+            torch.cuda.synchronize(x.device)
+
+    return call
 
 
 def seconds(call: Call) -> float:

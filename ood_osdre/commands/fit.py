@@ -33,9 +33,6 @@ EPOCHS, LEAST_STEPS = 50, 1000
 # The files of a set whose headers are looked at, how many of them say something of the set, and the
 # share of them that makes a rule.
 SAMPLE, LEAST_FILES, RULE = 200, 10, 0.95
-# What a run that was killed before its first checkpoint has left.
-LOCK = ".lock"
-REMAINS = (LOCK, "log.jsonl", "head")
 EPILOG = """\
 examples:
   %(prog)s flowers/ photographs/ --out runs/flowers
@@ -170,6 +167,8 @@ def write_record(detector: "OneStepDetector", args: argparse.Namespace) -> None:
 
 def check_folder(out: Path, resume: bool) -> None:
     r"""Refuses a folder that is there already, unless it holds a run to go on with."""
+    from ..training.run import HEAD, LOCK, LOG, MODEL_FILE, STATE_FILE
+
     path = os.path.expanduser(out)
     try:
         there = os.listdir(path)
@@ -179,8 +178,9 @@ def check_folder(out: Path, resume: bool) -> None:
         raise UserError(f"--out {out}: cannot be a folder ({error.strerror}).") from None
     if set(there) - {LOCK} and not resume:
         raise UserError(f"--out {out}: is there already; choose another, or go on with --resume.")
-    others = [n for n in there if n not in REMAINS and ".tmp" not in n]
-    if others and not {"state.safetensors", "model.safetensors"} & set(there):
+    # What a run that was killed before its first checkpoint has left.
+    others = [n for n in there if n not in (LOCK, LOG, HEAD) and ".tmp" not in n]
+    if others and not {STATE_FILE, MODEL_FILE} & set(there):
         raise UserError(f"--out {out}: holds no run to go on with, but {min(others)}.")
 
 

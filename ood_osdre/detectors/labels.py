@@ -125,8 +125,8 @@ def check_columns(what: str, found: Sequence[str], expected: Sequence[str]) -> N
     others = [name for name in found if name not in expected]
     told = [("lacks", lacking), ("has besides", others)]
     problem = ", ".join(f"{verb} {first(names, 'column')}" for verb, names in told if names)
-    problem = problem or f"has another order, {first(list(found), 'column')}"
-    raise UserError(f"{what}: {problem}; expected {first(list(expected), 'column')}, as in fit.")
+    problem = problem or f"has another order, {first(found, 'column')}"
+    raise UserError(f"{what}: {problem}; expected {first(expected, 'column')}, as in fit.")
 
 
 def fingerprints_of(values: Any) -> NDArray[np.int64]:  # noqa: ANN401

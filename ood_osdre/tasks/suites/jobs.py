@@ -38,8 +38,8 @@ def run_jobs(
         UserError: If a process was killed.
     """
     prepare = {"initializer": _end_with, "initargs": (os.getpid(),)}
-    # SIGTERM does what Ctrl-C does, so that no worker is left behind.
     interrupt = signal.getsignal(signal.SIGINT)
+    # SIGTERM does what Ctrl-C does, so that no worker is left behind.
     previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with parallel_config("loky", inner_max_num_threads=1, **prepare):
