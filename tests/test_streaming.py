@@ -1,6 +1,7 @@
 r"""Images that stay files: the same numbers as from memory, and never many of them at once."""
 
 import contextlib
+import multiprocessing
 import os
 import re
 import signal
@@ -156,6 +157,7 @@ def test_no_batch_depends_on_where_images_are(
     for step in order:
         for x, a, b in zip(expected(step), streamed(step), mixed(step), strict=True):
             assert x is None or (torch.equal(x, a) and torch.equal(x, b))
+    streamed.close()
     assert streamed._images.whole == [None, None]
     for a, b in zip(streamed.ends(), expected.ends(), strict=True):
         assert torch.equal(torch.cat(list(a)), torch.cat(list(b)))
@@ -211,6 +213,9 @@ def test_the_processes_that_decode_are_used_and_bounded(
     # Those of the first steps alone were decoded here, a step at a time.
     assert (count.all, count.most) == (4 * 2 * 4, 4)
     assert made == [(2, 2)]
+    assert len(multiprocessing.active_children()) == 2
+    batches.close()
+    assert not multiprocessing.active_children()
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
@@ -286,6 +291,7 @@ def test_a_seed_trains_the_same_weights_from_files(
     for key in held.outcome.best.keys() - {"seconds"}:
         assert streamed.outcome.best[key] == held.outcome.best[key]
     assert streamed._trained.metadata == held._trained.metadata
+    assert not multiprocessing.active_children()  # those that decoded
     assert count.most == 8
     np.testing.assert_array_equal(streamed.score(folders[1]), held.score(folders[1]))
     # What was read in fit is known by its pixels, and is refused.

@@ -1,8 +1,7 @@
 r"""Training batches, each a function of the seed and the step alone.
 
-Nothing is carried from one step to the next: the shuffles, augmentations, times and noise of step
-:math:`n` come from generators seeded by the seed and :math:`n`. A resumed run therefore sees
-exactly the batches of an uninterrupted one.
+Nothing is carried from one step to the next: the shuffles, augmentations, times and noise of a step
+come from generators seeded by the seed and its number. A resumed run sees the same batches.
 
 Every kind of batches is a :class:`Batches`: it gives pairs of reference and ID points, and the base
 class adds times and noise. Images are uint8 arrays that lie on the device or come there for their step
@@ -112,9 +111,11 @@ class Batches(abc.ABC):
     def ends(self) -> tuple[Points, Points]:
         r"""Returns points of :math:`p_0` and of :math:`p_1`, not augmented, each :math:`(N, *)`.
 
-        They are enough to estimate second moments, the same at every call, and taken from no batch;
-        they may come in pieces.
+        They are enough for second moments, the same at every call, of no batch, maybe in pieces.
         """
+
+    def close(self) -> None:  # noqa: B027
+        r"""Ends the processes that decode ahead; the next steps may start them anew."""
 
     def moments(self) -> Moments:
         r"""Returns the second moments of both ends."""
@@ -195,22 +196,23 @@ class ImageBatches(PixelBatches):
         self._ends = reference, id_train
         id_train = limited(id_train, options.train_limit, seed)
         reference = limited(reference, options.reference_limit or options.train_limit, seed)
-        sets = self.id_images, self.reference_images = id_train.images, reference.images
+        sets = id_train.images, reference.images
         streams = Stream.SHUFFLE_ID, Stream.SHUFFLE_REFERENCE
         self._sizes = dict(zip(streams, map(len, sets), strict=True))
 
         def rows(step: int) -> list[Tensor]:
             return [self._chosen(step, stream)[0] for stream in streams]
 
-        own = own_places(batch_size, options)
-        self._images = StepImages(sets, rows, self.device, own)
+        self._images = StepImages(sets, rows, self.device, own_places(batch_size, options))
         self.id_labels = torch.as_tensor(id_train.labels, device=self.device)
-        # The order of the current epoch.
-        self._shuffles: dict[Stream, tuple[int, Tensor]] = {}
+        self._shuffles: dict[Stream, tuple[int, Tensor]] = {}  # the order of the current epoch
         # Which images are mirrored in the first epoch, and in every other one after it.
         flips = Stream.FLIP_ID, Stream.FLIP_REFERENCE
         coins = (_coins(len(x), seed, s) for x, s in zip(sets, flips, strict=True))
         self._first_flips = dict(zip(self._sizes, coins, strict=True))
+
+    def close(self) -> None:  # noqa: D102
+        self._images.close()
 
     def ends(self) -> tuple[Iterable[Tensor], Iterable[Tensor]]:  # noqa: D102
         reference, id_train = (self.preprocess.sample(s.images) for s in self._ends)
@@ -248,8 +250,7 @@ class ImageBatches(PixelBatches):
         cached = self._shuffles.get(stream)
         if cached is None or cached[0] != epoch:
             generator = step_generator(self.seed, stream, epoch, "cpu")
-            cached = epoch, torch.randperm(total, generator=generator)
-            self._shuffles[stream] = cached
+            cached = self._shuffles[stream] = epoch, torch.randperm(total, generator=generator)
         return cached[1]
 
 
@@ -336,8 +337,7 @@ def broadened(
         [4, 2]
     """
     for index, images in enumerate(batches, start):
-        count = round(share * len(images))
-        if count:
+        if count := round(share * len(images)):
             device = images.device
             own = preprocess if preprocess.device == device else preprocess.on(device)
             pixels = own.denormalise(images[:count])

@@ -8,6 +8,7 @@ themselves.
 __all__ = ["Fit", "Recipe", "assemble", "fit", "rehearse"]
 
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -198,7 +199,8 @@ def fit(
         folder=folder,
         metadata=metadata,
     )
-    if rehearsed:
-        rehearse(trainer)
-    outcome = trainer.run(time_budget, progress, resume)
+    with closing(batches):
+        if rehearsed:
+            rehearse(trainer)
+        outcome = trainer.run(time_budget, progress, resume)
     return Fit(trainer.kept, outcome)

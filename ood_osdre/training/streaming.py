@@ -111,6 +111,10 @@ class StepImages:
             found.append((self.placed(torch.as_tensor(batch)), self.placed(within)))
         return found
 
+    def close(self) -> None:
+        r"""Ends the processes that decode."""
+        self.ahead.close()
+
     def placed(self, x: Tensor) -> Tensor:
         r"""Returns a tensor on the device; the copy to a GPU is not waited for."""
         if self.device.type == "cuda":
@@ -177,6 +181,11 @@ class _Ahead:
             self.coming = None
             raise found
         return found
+
+    def close(self) -> None:
+        # Not left to the collector of cycles: it closes their queues before it tells them to end, and
+        # waits ten seconds for each.
+        self.coming = None
 
     def _start(self, step: int) -> Iterator[Any]:
         rows = self.rows(step)
