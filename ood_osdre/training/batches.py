@@ -196,7 +196,7 @@ class ImageBatches(PixelBatches):
         self._ends = reference, id_train
         id_train = limited(id_train, options.train_limit, seed)
         reference = limited(reference, options.reference_limit or options.train_limit, seed)
-        sets = id_train.images, reference.images
+        sets = self.id_images, self.reference_images = id_train.images, reference.images
         streams = Stream.SHUFFLE_ID, Stream.SHUFFLE_REFERENCE
         self._sizes = dict(zip(streams, map(len, sets), strict=True))
 
