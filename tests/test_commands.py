@@ -736,10 +736,14 @@ def test_what_calibrates_is_like_the_id_data(
 
 
 def test_a_head_on_a_classifier_by_name(
-    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    root: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     import timm
 
+    monkeypatch.setattr("ood_osdre.detectors.feature_head.SMALLEST", 20)
     net = timm.create_model("test_resnet", num_classes=2)
     torch.save(net.state_dict(), tmp_path / "net.pth")
     source = f"timm:test_resnet@{tmp_path}/net.pth"
@@ -758,6 +762,10 @@ def test_a_head_on_a_classifier_by_name(
         pixels = np.stack([decode(path, 32) for path in paths])
         assert scores == pytest.approx(load_scorer(run).score(pixels), rel=1e-4, abs=1e-4)
         assert {row["class"] for row in found} <= {"cat", "dog", "0", "1"}
+        ((_, of_id),) = read_scores(Path(run) / "held_out.npz").of("id").items()
+        every = OneStepDetector.load(run, device="cpu").score(str(root / "id"))
+        assert np.abs(every[:, None] - of_id.score).min(axis=0).max() < 1e-3
+        assert "<h3>Held-out data</h3>" in (Path(run) / "report.html").read_text()
     # The second, whose network is of timm, is no classifier that a run could build again.
     assert main(["fit", *data, "--classifier", run, "--out", str(tmp_path / "third")]) == 2
     assert "is of a backbone of its own (ResNet (timm.create_model(" in capsys.readouterr().err

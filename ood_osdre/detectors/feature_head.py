@@ -10,7 +10,8 @@ __all__ = ["HeadFit", "check_features", "fit_head"]
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -155,7 +156,7 @@ def fit_head(
     with torch.no_grad():
         id_train, id_held = _taken(x_1, whitening, device, id_rows)
         train, held = _taken(x_0, whitening, device, rows)
-    validate = _held_out_numbers(id_held, held) if len(id_held) and len(held) else None
+    validate = _HeldOut(id_held, held) if len(id_held) and len(held) else None
     rank = id_train.shape[1]
     labels = (torch.zeros(len(x_1)).long() if labels is None else labels)[id_rows[0]]
     if head.estimator == "gaussians":
@@ -183,7 +184,7 @@ def fit_head(
         progress=progress,
     )
     if validate is not None and fitted.outcome.finished and _adds_noise(head):
-        noisy = _held_out_numbers(*_dequantised(head, id_held, held), "held_out_noisy")
+        noisy = _HeldOut(*_dequantised(head, id_held, held), "held_out_noisy")
         fitted.outcome.best = fitted.outcome.best | noisy(fitted.model)
     return HeadFit(WhitenedRatio(whitening, fitted.model), fitted.outcome, RULES[select])
 
@@ -193,15 +194,17 @@ def _fit_gaussians(
     x_1: Tensor,
     labels: Tensor,
     x_0: Tensor,
-    validate: Callable[[RatioModel], dict[str, float]] | None,
+    validate: "_HeldOut | None",
 ) -> Outcome:
     started = time.monotonic()
     assert isinstance(model, FoldedRatio)
     assert isinstance(model.backbone, GaussianLogRatio)
     model.backbone.fit(x_1, labels.to(x_1.device), x_0)
     seconds = time.monotonic() - started
-    best = {} if validate is None else validate(model)
-    return Outcome(finished=True, reason="finished", seconds=seconds, best=best)
+    outcome = Outcome(finished=True, reason="finished", seconds=seconds)
+    if validate is not None:
+        outcome.best, outcome.scores = validate(model), validate.scores
+    return outcome
 
 
 def _whitening(
@@ -323,22 +326,24 @@ def _dequantised(head: HeadConfig, x_1: Tensor, x_0: Tensor) -> tuple[Tensor, Te
     return path.end(x_1, z_1), path.start(x_0, z_0)
 
 
-def _held_out_numbers(
-    x_1: Tensor, x_0: Tensor, name: str = "held_out"
-) -> Callable[[RatioModel], dict[str, float]]:
-    r"""Returns what is watched on held-out components, each side with equal weight.
+@dataclass
+class _HeldOut:
+    r"""The validation of a head: its numbers on held-out components, each side with equal weight.
 
     The number of the name itself is minus the logistic end-point loss; the AUROC is a fraction, the
     calibration that of :mod:`ood_osdre.evaluation.calibration`, at the rank of the objective.
     """
 
-    @torch.no_grad()
-    def validate(ratio: RatioModel) -> dict[str, float]:
-        f_1, f_0 = ratio.log_ratio(x_1), ratio.log_ratio(x_0)
-        loss = F.softplus(-f_1).mean() + F.softplus(f_0).mean()
-        id_scores, scores = f_1.float().cpu().numpy(), f_0.float().cpu().numpy()
-        numbers = {name: -loss.item(), f"{name}_auroc": ood_metrics(id_scores, scores).auroc}
-        calibration = ratio_calibration(id_scores, scores)
-        return numbers | {f"{name}_{k}": v for k, v in calibration._asdict().items()}
+    x_1: Tensor
+    x_0: Tensor
+    name: str = "held_out"
 
-    return validate
+    @torch.no_grad()
+    def __call__(self, ratio: RatioModel) -> dict[str, float]:
+        f_1, f_0 = ratio.log_ratio(self.x_1), ratio.log_ratio(self.x_0)
+        loss = F.softplus(-f_1).mean() + F.softplus(f_0).mean()
+        found = f_1.float().cpu().numpy(), f_0.float().cpu().numpy()
+        self.scores = {"id": found[0], "near": found[1]}
+        numbers = {self.name: -loss.item(), f"{self.name}_auroc": ood_metrics(*found).auroc}
+        calibration = ratio_calibration(*found)
+        return numbers | {f"{self.name}_{k}": v for k, v in calibration._asdict().items()}
