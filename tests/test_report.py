@@ -308,9 +308,7 @@ def test_what_is_damaged_beside_a_record_is_left_out_or_told(run: Path, tmp_path
     with np.load(scores) as file:
         known = dict(file)
     np.savez(scores, **known | {"role": np.full(len(known["role"]), "far")})
-    with pytest.raises(
-        UserError, match=r"scores\.npz: not a readable scores file .* \(no ID set\)"
-    ):
+    with pytest.raises(UserError, match=r"scores\.npz: not a readable .* \(no set of role id\)"):
         write_report(tmp_path / "own")
     scores.unlink()
     assert "Metrics" in Page(write_report(tmp_path / "own").read_text()).texts

@@ -106,6 +106,7 @@ def arrays() -> dict[str, np.ndarray]:
         {"role": np.array(["id", "id", "near"])},
         {"role": np.array(["id", "near", "csid"])},
         {"set": np.array(["x", "y", "x"])},
+        {"set": np.full(3, "x"), "role": np.full(3, "id")},  # nothing to compare it with
         {"name": np.array([{}, {}, {}], object)},  # a pickle could run code
     ],
     ids=lambda changed: "-".join(f"{k}{v.shape}{v.dtype.kind}" for k, v in changed.items()),

@@ -209,8 +209,8 @@ def read_scores(path: str | os.PathLike[str]) -> Scores:
         for (role, name), group in rows.groupby(["role", "set"], sort=False, dropna=False):
             columns = group["score"], group["label"], group["name"].tolist()
             scores.add(role, name, *columns, parts[group.index])
-        if not scores.of("id"):
-            raise ValueError("no ID set")
+        if lacking := [r for r in (("id",), OOD_ROLES) if not any(map(scores.of, r))]:
+            raise ValueError(f"no set of role {' or '.join(lacking[0])}")
     except Exception as error:  # noqa: BLE001 - what a damaged archive raises depends on the byte
         reason = one_line(error, 200)
         raise UserError(f"{path}: not a readable scores file of a run ({reason})") from None
