@@ -21,10 +21,9 @@ from records import RECORDS, Run, read_runs, record_of
 from studies import load_study
 from study_tables import rows_of
 
-from ood_osdre.evaluation.plots import STROKES, STYLE
+from ood_osdre.evaluation.plots import STROKES, STYLE, save_png
 from ood_osdre.evaluation.score_plots import draw_scores
 from ood_osdre.evaluation.scores import read_scores
-from ood_osdre.files import atomic_path
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -114,8 +113,7 @@ def nfe_plot(path: Path, rows: Mapping[str, Sequence[Run]], solvers: Sequence[st
                     ax.set_xlabel(label)
         handles, titles = axes[0, 0].get_legend_handles_labels()
         figure.legend(handles, titles, loc="outside lower center", ncols=3)
-        with atomic_path(path) as temporary:
-            figure.savefig(temporary, dpi=120)
+        save_png(figure, path, dpi=120)
 
 
 def transfer(path: Path) -> None:
@@ -143,8 +141,7 @@ def transfer(path: Path) -> None:
         labelled = [ax.get_legend_handles_labels() for ax in grid.flat]
         handles = {n: h for hs, ns in labelled for h, n in zip(hs, ns, strict=True)}
         figure.legend(handles.values(), handles, loc="outside lower center", ncols=2)
-        with atomic_path(path) as temporary:
-            figure.savefig(temporary, dpi=120, format="png")
+        save_png(figure, path, dpi=120)
 
 
 def _bars(value: float, ends: Sequence[float]) -> list[list[float]]:

@@ -26,8 +26,9 @@ from outputs import require_writable
 from torch import Tensor
 
 from ood_osdre.errors import count, exit_status
+from ood_osdre.evaluation.plots import save_png
 from ood_osdre.evaluation.records import RunRecord
-from ood_osdre.files import atomic_path, local
+from ood_osdre.files import local
 from ood_osdre.models.bases import RBFBasis
 from ood_osdre.models.networks import MLP, CoefficientNetwork
 from ood_osdre.models.ratio import OneStepRatio
@@ -164,8 +165,7 @@ def plot(path: Path, decoder: VectorDecoder, t: float = 0.7) -> None:
         ax.quiver(*grid.T, *score.T, angles="xy", scale=60, width=0.003)
         ax.set_title(f"data score at t = {t}, {title}")
         ax.set_aspect("equal")
-    with atomic_path(path) as temporary:
-        figure.savefig(temporary, dpi=110)
+    save_png(figure, path, dpi=110)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

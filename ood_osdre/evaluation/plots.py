@@ -17,6 +17,7 @@ __all__ = [
     "draw_panels",
     "legend_name",
     "over_steps",
+    "save_png",
     "stroke",
     "swatch",
 ]
@@ -46,6 +47,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullFormatter
 from numpy.typing import NDArray
+from PIL import Image
 
 from ..files import atomic_path
 
@@ -156,7 +158,7 @@ def draw_panels(path: str | os.PathLike[str], panels: Sequence[Panel], title: st
     """
     rows = max(len(panel.lines) for panel in panels)
     size = 0.6 + 3.8 * len(panels), 2.9 + 0.33 * rows  # in inches
-    with matplotlib.rc_context(STYLE), atomic_path(path) as temporary:
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=size, layout="constrained")
         FigureCanvasAgg(figure)
         figure.suptitle(title, fontsize=11)
@@ -165,7 +167,22 @@ def draw_panels(path: str | os.PathLike[str], panels: Sequence[Panel], title: st
             _draw(ax, panel)
             ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), handlelength=2.5)
             ax.label_outer()
-        figure.savefig(temporary, dpi=200)
+        save_png(figure, path, dpi=200)
+
+
+def save_png(figure: Figure, path: str | os.PathLike[str], dpi: float | None = None) -> None:
+    r"""Writes a figure atomically as PNG, in 128 colours: that takes a third of the size.
+
+    Arguments:
+        figure: The figure.
+        path: The file.
+        dpi: The pixels an inch; None for those of the figure.
+    """
+    with atomic_path(path) as temporary:
+        figure.savefig(temporary, format="png", dpi=dpi or "figure")
+        with Image.open(temporary) as image:
+            reduced = image.convert("RGB").quantize(128, dither=Image.Dither.NONE)
+        reduced.save(temporary, format="PNG", optimize=True)
 
 
 def over_steps(

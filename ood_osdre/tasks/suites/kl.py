@@ -24,8 +24,7 @@ import numpy as np
 import torch
 
 from ...errors import count
-from ...evaluation.plots import Figure, MaxNLocator
-from ...files import atomic_path
+from ...evaluation.plots import Figure, MaxNLocator, save_png
 from ...training.batches import Stream, step_generator
 from ..fit import FitOptions, fit_ratio
 from ..gaussians import SCENARIOS, scenario
@@ -274,8 +273,7 @@ def plot(path: Path, rows: Sequence[Row], table: Sequence[Row] = ()) -> None:
     axes[2, 0].set_ylabel("lag (steps)")
     for ax in axes[:2, 0]:
         ax.legend(frameon=False, fontsize=8)
-    with atomic_path(path) as temporary:
-        figure.savefig(temporary, dpi=120)
+    save_png(figure, path, dpi=120)
 
 
 SUITE = Suite(

@@ -33,8 +33,7 @@ from typing import NamedTuple
 
 import torch
 
-from ...evaluation.plots import Figure
-from ...files import atomic_path
+from ...evaluation.plots import Figure, save_png
 from ...models import KERNELS
 from ...training.batches import Stream, step_generator
 from ..features import NormalScores
@@ -281,8 +280,7 @@ def plot(path: Path, rows: Sequence[Row], table: Sequence[Row], title: str) -> N
         ax.set_xlabel("truth (nats)")
         ax.set_ylabel("estimate (nats)")
         ax.legend(fontsize=7, frameon=False)
-    with atomic_path(path) as temporary:
-        figure.savefig(temporary, dpi=120)
+    save_png(figure, path, dpi=120)
 
 
 GAUSSIAN = "Mutual information of high-dimensional Gaussians (nats)"

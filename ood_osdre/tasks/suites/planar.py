@@ -42,7 +42,6 @@ import numpy as np
 import torch
 from torch import Generator, Tensor, nn
 
-from ...files import atomic_path
 from ...models import (
     MLP,
     RatioModel,
@@ -248,9 +247,7 @@ def plot_planar(path: Path, rows: Sequence[Row], table: Sequence[Row] = ()) -> N
         rows: Rows with their images; of several seeds the first is shown.
         table: Not drawn.
     """
-    from PIL import Image
-
-    from ...evaluation.plots import Figure
+    from ...evaluation.plots import Figure, save_png
 
     names = list(dict.fromkeys(row["set"] for row in rows))
     titles = list(dict.fromkeys(_title(row) for row in rows))
@@ -279,12 +276,7 @@ def plot_planar(path: Path, rows: Sequence[Row], table: Sequence[Row] = ()) -> N
     bottom = 0.3 / height
     figure.subplots_adjust(0.03, bottom + 0.005, 0.998, 1 - 0.55 / height, 0.04, 0.04)
     figure.text(0.5, bottom / 2, CAPTION, ha="center", va="center", fontsize=10)
-    with atomic_path(path) as temporary:
-        figure.savefig(temporary, format="png")
-        # A palette of 64 colours takes a third of the size.
-        with Image.open(temporary) as image:
-            reduced = image.convert("RGB").quantize(64, dither=Image.Dither.NONE)
-        reduced.save(temporary, format="PNG", optimize=True)
+    save_png(figure, path)
 
 
 def _title(row: Row) -> str:
