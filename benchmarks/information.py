@@ -47,14 +47,17 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from scipy.special import gammaln, i0e, ndtr, psi
 from study_tables import markdown_rows
 from tqdm import tqdm
 
 from ood_osdre.errors import UserError, exit_status
+from ood_osdre.evaluation.records import git_commit
 from ood_osdre.files import local
 from ood_osdre.tasks import mutual_information
+from ood_osdre.training.distributed import device_name
 
 Array: TypeAlias = NDArray[np.float64]
 Rng: TypeAlias = np.random.Generator
@@ -282,7 +285,14 @@ def run(task: str, d: int, n: int, seed: int) -> dict[str, Any]:
     seconds = time.process_time() - started
     line = {"task": task, "d": d, "n": n, "seed": seed, "truth": truth(task, d)}
     line |= result._asdict() | {"seconds": seconds}
-    return line | {"oracle": 2 * NORMAL * float(log_ratio.std(ddof=1)) / math.sqrt(n)}
+    line["oracle"] = 2 * NORMAL * float(log_ratio.std(ddof=1)) / math.sqrt(n)
+    return line | _surroundings()
+
+
+@cache
+def _surroundings() -> dict[str, str]:
+    commit = git_commit() or {"revision": "unknown"}
+    return {"commit": commit["revision"], "device": device_name(torch.device("cpu"))}
 
 
 def read(paths: Iterable[Path]) -> list[dict[str, Any]]:
@@ -343,7 +353,7 @@ def report(lines: Sequence[dict[str, Any]]) -> str:
     ]
     bad = sorted({row["task"] for row in rows if row["short of"]} - set(EXCEPTIONS))
     return (
-        f"{markdown_rows(list(rows[0]), shown)}\n{len(lines)} runs: pooled coverage "
+        f"{markdown_rows(list(rows[0]), shown)}\n{len(lines):,} runs: pooled coverage "
         f"{coverage(lines):.3f} (asked {COVERAGE}), median width {width(lines):.2f} oracles (asked "
         f"{WIDTH}); short of something and no named exception: {', '.join(bad) or 'none'}"
     )

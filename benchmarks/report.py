@@ -23,6 +23,7 @@ from typing import Any
 
 import bench_tables
 import figures
+import information
 import numpy as np
 import study_tables
 import task_tables
@@ -262,6 +263,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "bmi": task_tables.benchmark_tasks,
     "mi-pathological": task_tables.pathological,
     "mi-pathological-errors": task_tables.pathological_errors,
+    "information": lambda: (
+        information.report(information.read([RECORDS / "information.jsonl"])) + "\n"
+    ),
     "gradient-snr": lambda: bench_tables.gradient_snr(results_of("gradient_snr")),
     "mirror-pixels": lambda: chosen("mirror_pixels"),
     "mirror-sources": lambda: sources(
