@@ -33,6 +33,7 @@ from ood_osdre.objectives import (
 from ood_osdre.paths.gaussian import GaussianPath, Moments
 from ood_osdre.paths.noises import DDBINoise
 from ood_osdre.paths.schedules import KumaraswamySchedule
+from ood_osdre.progress import Bar
 from ood_osdre.sections import TrainingConfig
 from ood_osdre.training import checkpoint as checkpoints
 from ood_osdre.training import optimisation
@@ -249,6 +250,18 @@ def test_an_unknown_selection_key_names_the_known_ones() -> None:
     trainer.select = "val_auc"
     with pytest.raises(UserError, match="'val_auc' among val_auroc"):
         trainer.run(progress=False)
+
+
+@pytest.mark.parametrize("name", ["val_auroc", "held_out_auroc"])
+def test_progress_shows_the_validation_of_networks_and_of_heads(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr(Bar, "set_postfix", lambda bar, **kw: shown.append(kw["val"]))
+    trainer = make(options=OPTIONS.replace(steps=20, eval_every=20))
+    trainer.validate = lambda model: {"held_out": -1.0, name: 0.25}
+    trainer.run(progress=False)
+    assert shown == ["0.2500"]
 
 
 @pytest.mark.parametrize("clip", [0.0, 1e-3])

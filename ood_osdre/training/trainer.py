@@ -14,7 +14,6 @@ included, so that its :math:`\bar g` belongs to the averaged shapes.
 
 __all__ = ["Trainer"]
 
-import math
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -240,12 +239,12 @@ class Trainer:
             numbers = {k: float(v) for k, v in self.validate(self.averaged).items()}
             entry |= numbers
             self.keep(now | numbers)
+        last = out.history[-1] if out.history else {}
+        watched = self.select or next((name for name in last if name.endswith("_auroc")), "")
         bar.set_postfix(
             loss=f"{entry['loss_total']:.3f}",
             img_s=f"{images:.0f}",
-            val=f"{out.history[-1].get(self.select or 'val_auroc', math.nan):.4f}"
-            if out.history
-            else "-",
+            val=f"{last[watched]:.4f}" if watched in last else "-",
         )
         if self.log is not None and (validate or out.step % LOG_EVERY == 0):
             self.log.write(entry | self.objective.learnt())
