@@ -207,9 +207,9 @@ def _train_head(
         if not config.objective.outlier_exposure:  # which alone makes it look at the reference
             own = own.replace(data=config.data.replace(broaden=0.0, mixture=0.0))
         trained, outcome, rule = _train_network(own, data, device, stage.next(CLASSIFIER, started))
-        model = Scorer.of(trained).ratio
-        assert isinstance(model, Classifier)
-        given = given._replace(model=model)
+        # As it is stored: folded it would be another network, with other features by their key.
+        assert isinstance(trained.ratio, Classifier)
+        given = given._replace(model=trained.ratio)
         if not outcome.finished:
             outcome.reason += ", training the classifier"
             return trained, outcome, rule

@@ -21,6 +21,7 @@ from ood_osdre.data.sets import hold_out_id
 from ood_osdre.data.transforms import Preprocess
 from ood_osdre.detectors import Scorer, TrainedModel, head_data, load_scorer, read_classifier
 from ood_osdre.detectors import feature_head as heads
+from ood_osdre.detectors.scorer import read_model
 from ood_osdre.errors import FAILED, UserError
 from ood_osdre.evaluation.evaluate import Validation
 from ood_osdre.evaluation.scores import read_scores
@@ -28,6 +29,7 @@ from ood_osdre.export import TOLERANCE, export_scorer
 from ood_osdre.models import (
     Classifier,
     FoldedRatio,
+    NetworkDigest,
     RepresentationRatio,
     ResNetBackbone,
     TimeConditionedRatio,
@@ -333,6 +335,23 @@ def test_a_given_classifier_is_the_one_that_was_trained_first(
         assert [p.name for p in folder.iterdir() if p.is_dir()] == [HEAD]
         expected = load_scorer(finished).score(digits.id_test.images[:20])
         np.testing.assert_array_equal(scorer.score(digits.id_test.images[:20]), expected)
+
+
+def test_a_run_on_a_network_that_folds_is_read_again(
+    tmp_path: Path, digits: BenchmarkData
+) -> None:
+    r"""As it was scored; a second head on its classifier finds the same network, and its features."""
+    speed = {"kind": "speed", "width": 0.125}
+    config = Config.from_mapping({**BASE, "network": speed, "head": SMALL_HEAD})
+    scorer, outcome, _ = train_run(config, digits, tmp_path, CPU, progress=False)
+    assert outcome.finished
+    images = digits.id_test.images[:20]
+    read = read_model(tmp_path)
+    np.testing.assert_allclose(
+        load_scorer(tmp_path).score(images), scorer.score(images), rtol=1e-5
+    )
+    given = read_classifier(str(tmp_path / "classifier"), config, digits.classes, 32).model
+    assert NetworkDigest.of(given).digest == NetworkDigest.of(read.ratio.classifier).digest
 
 
 def test_gaussians_are_fitted_in_a_run_of_their_own(
