@@ -23,6 +23,7 @@ packages of the extra `export`. A detector with a backbone of your own is export
 __all__ = ["DeployedScorer", "export_scorer"]
 
 import io
+import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -39,7 +40,7 @@ from .data.inputs import read
 from .data.transforms import Preprocess
 from .detectors import Scorer
 from .errors import UserError, one_line
-from .files import atomic_path
+from .files import atomic_path, local
 from .models import FoldedRatio, Prediction, RatioModel, RepresentationRatio, SummedScore, copied
 from .training.surroundings import own_surroundings
 
@@ -101,7 +102,7 @@ class DeployedScorer(nn.Module):
 @own_surroundings()
 def export_scorer(
     scorer: Scorer,
-    path: Path,
+    path: str | os.PathLike[str],
     inputs: object = None,
     tolerance: float = TOLERANCE,
     extras: Sequence[str] = (),
@@ -128,7 +129,7 @@ def export_scorer(
             integrates over time, is not calibrated where that is needed, the network cannot be exported, the inputs are not like those of
             training, or the file disagrees with the original.
     """
-    writers = {".pt2": _write_program, ".onnx": _write_onnx}
+    path, writers = local(path), {".pt2": _write_program, ".onnx": _write_onnx}
     missing = [p for p in PACKAGES if path.suffix == ".onnx" and find_spec(p) is None]
     if path.suffix not in writers or missing:
         problem = f"got the suffix {path.suffix!r}, expected .onnx or .pt2"

@@ -156,6 +156,12 @@ def test_vectors_are_exported_with_their_digits(tmp_path: Path) -> None:
         export_scorer(scorer, tmp_path / "t.pt2", x[:, :2])
 
 
+def test_a_file_may_be_named_by_its_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    export_scorer(make_vectors(), "~/s.pt2")
+    assert (tmp_path / "s.pt2").is_file()
+
+
 def test_the_difference_is_a_share_of_the_spread_that_may_be_none() -> None:
     one = torch.ones(4)
     assert export._difference(one, one) == 0

@@ -196,6 +196,7 @@ X_1, X_0 = torch.zeros(4, 3), torch.ones(4, 3)
         (X_1 * torch.nan, X_0, "ID features: 4 of 4 inputs hold NaN or infinity"),
         (X_1, X_0 / 0, "reference features: 4 of 4 inputs hold NaN or infinity"),
         (X_1, X_0.double() * 1e300, "reference features: 4 of 4 inputs hold NaN"),
+        (torch.eye(3), X_1[:1].repeat(50, 1), "features: all 50 of a set are copies of one"),
         (X_1, X_1, r"head\.rank: got null, but the 3 features of 8 images vary in 0 directions"),
     ],
 )

@@ -244,6 +244,14 @@ def test_features_alone_suffice() -> None:
         plugin.FeatureRatioDetector(None).predict_features(x_0)
 
 
+def test_a_reference_that_is_kept_has_its_digits() -> None:
+    x_1, x_0 = (x.double() + 1e9 for x in gaussians(200, 2))
+    y = torch.cat([torch.zeros(len(x_1)), -torch.ones(len(x_0))])
+    detector = plugin.FeatureRatioDetector(None, HEAD).fit_features(torch.cat([x_1, x_0]), y)
+    expected = detector.predict_features(x_1)
+    assert torch.equal(detector.fit_features(x_1, y[y >= 0]).predict_features(x_1), expected)
+
+
 @pytest.mark.parametrize("label", [0, -1])
 def test_both_sides_are_needed(label: int) -> None:
     x, y = torch.randn(10, 3), torch.full((10,), label)

@@ -25,6 +25,7 @@ from torch.nn import functional as F
 from ..config import HeadConfig
 from ..data.sets import cut_apart
 from ..data.transforms import Standardise
+from ..errors import UserError
 from ..evaluation.calibration import ratio_calibration
 from ..evaluation.metrics import ood_metrics
 from ..models import (
@@ -200,8 +201,7 @@ def _fit_gaussians(
     assert isinstance(model, FoldedRatio)
     assert isinstance(model.backbone, GaussianLogRatio)
     model.backbone.fit(x_1, labels.to(x_1.device), x_0)
-    seconds = time.monotonic() - started
-    outcome = Outcome(finished=True, reason="finished", seconds=seconds)
+    outcome = Outcome(finished=True, reason="finished", seconds=time.monotonic() - started)
     if validate is not None:
         outcome.best, outcome.scores = validate(model), validate.scores
     return outcome
@@ -251,6 +251,8 @@ def _split(x: Tensor | Stored, share: float, seed: int, which: int) -> Rows:
     count = math.ceil(share * len(x)) if len(x) >= SMALLEST else 0
     order = torch.randperm(len(x), generator=step_generator(seed, Stream.SPLIT, which, "cpu"))
     held, rest = cut_apart(order.numpy(), _copies(x), [count])
+    if not len(rest):
+        raise UserError(f"features: all {len(x)} of a set are copies of one, expected others.")
     return torch.as_tensor(rest), torch.as_tensor(held)
 
 
@@ -263,9 +265,8 @@ def _copies(x: Tensor | Stored) -> NDArray[np.int64]:
     size = TOGETHER if isinstance(x, Stored) else len(x)
     order = torch.cat([part.double() @ u for part in x.split(size)]).argsort()
     # Of many, some say what the deviation is as well.
-    spread = (x if isinstance(x, Tensor) else x[:: max(1, len(x) // TOGETHER)]).std(
-        dim=0, correction=0
-    )
+    some = x if isinstance(x, Tensor) else x[:: max(1, len(x) // TOGETHER)]
+    spread = some.std(dim=0, correction=0)
     marks, last = torch.zeros(len(x), dtype=torch.long), 0
     for start in range(0, len(x) - 1, size):
         rows = order[start : start + size + 1]

@@ -338,7 +338,9 @@ class FeatureRatioDetector(Searched, FeaturesDetector):
 
     def _fit(self, id_features: Tensor, reference: Tensor) -> "FeatureRatioDetector":
         self.head.fit_features(id_features, reference, self.device or "cpu")
-        self._reference = reference.float().numpy()
+        # Numbers far from zero keep their digits; NumPy has no bfloat16.
+        kept = torch.promote_types(reference.dtype, torch.float32)
+        self._reference = reference.to(kept).numpy()
         return self
 
     @torch.no_grad()
