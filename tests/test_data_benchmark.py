@@ -413,6 +413,18 @@ def test_repeated_entries_are_warned_of_with_their_count(
     assert "train_toy.txt: 3 of its entries repeat others" in caplog.text
 
 
+@pytest.mark.parametrize("folder", ["toy/id_train/bird", "others/n05/images"])
+def test_copies_among_what_trains_are_warned_of_by_their_content(
+    root: Path, caplog: pytest.LogCaptureFixture, folder: str
+) -> None:
+    first, second = ((root / IMAGES / folder / f"{i}.png") for i in range(2))
+    second.write_bytes(first.read_bytes())
+    with caplog.at_level(logging.WARNING):
+        load(root)
+    (line,) = (r.getMessage() for r in caplog.records)
+    assert "1 of its entries repeat others" in line
+
+
 def test_what_is_lacking_for_one_benchmark_may_suffice_for_another(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

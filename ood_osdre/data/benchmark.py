@@ -266,7 +266,6 @@ def _load_set(status: SetStatus, size: int, cache_dir: Path, progress: bool) -> 
         if array.shape[1:] == (size, size, 3):
             return ImageSet(array, labels, names, key)
         grey = array[..., 0] if array.ndim == 4 and array.shape[3] == 1 else array
-
         resized = ResizedRows(grey, size, lambda image: square(Image.fromarray(image), size))
         if is_large(len(array), size):
             return ImageSet(resized, labels, names, key)
@@ -318,13 +317,15 @@ def _warn_of_copies(
     statuses: Sequence[SetStatus], loaded: Mapping[tuple[str, str], ImageSet], cache_dir: Path
 ) -> None:
     r"""Warns of copies in lists and sets: of pixels, or of the files of a set that is streamed."""
-    for status in statuses:
-        names = () if status.list is None else status.list.names
-        if copies := len(names) - len(set(names)):
-            log.warning("%s: %d of its entries repeat others", status.path, copies)
     files = {(str(s.spec.role), s.spec.name): s for s in statuses}
     streamed = {key for key, s in loaded.items() if isinstance(s.images, ImageFiles)}
     marks = {key: _marks(s, key, cache_dir) for key, s in loaded.items() if key not in streamed}
+    for key, status in files.items():
+        items: Sequence[object] = () if status.list is None else status.list.names
+        if key in marks and key[0] in ("id_train", "reference"):
+            items = marks[key].tolist()  # what is held out of them may have copies in training
+        if copies := len(items) - len(set(items)):
+            log.warning("%s: %d of its entries repeat others", status.path, copies)
     skipped = list[str]()
     for one, other in (p for p in combinations(loaded, 2) if EXCLUSIVE & {p[0][0], p[1][0]}):
         if not streamed & {one, other}:
