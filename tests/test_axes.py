@@ -72,6 +72,16 @@ def test_the_order_of_axes_changes_no_feature(form: str, fixed: bool) -> None:
         )
 
 
+def test_as_many_features_as_inputs_are_not_transposed() -> None:
+    x = torch.cat([PIXELS, PIXELS[:2]])  # six inputs, six features
+    for form in ("means", "features, batch"):
+        net = Ordered(FORMS[form])
+        expected = net.conv(x).mean((2, 3))
+        torch.testing.assert_close(extract_features(net, x, ["out"]).features, expected)
+    with pytest.raises(UserError, match=r"got \(6, 6\) for 6 inputs"):
+        extract_features(Ordered(lambda y: y.mean((2, 3))[:1].expand(6, 6)), x, ["out"])
+
+
 def test_the_tensors_of_a_tuple_stand_side_by_side() -> None:
     net = Ordered(lambda y: (y, {"mean": y.mean((2, 3))}))
     found = extract_features(net, PIXELS, ["out"]).features

@@ -3,7 +3,8 @@ r"""Which axes of a layer's output are its batch and its features: measured, nev
 Layers return vectors :math:`(B, F)`, maps with their channels first or last, :math:`(B, F, H, W)`
 or :math:`(B, H, W, F)`, tokens :math:`(B, N, F)`, sequences :math:`(N, B, F)`. No tensor says which
 of them it is, and a mean over the wrong axes is a number, too. Vectors with a row for each input
-are taken as they are. For anything else the network runs on blank inputs, once for each layer and
+are taken as they are, unless there are as many features as inputs: their transpose looks the same.
+For anything else the network runs on blank inputs, once for each layer and
 shape of inputs: on 2 of them, on 3, and, of images, on 2 of twice the side.
 
 1. The batch is the axis of length 2, then 3.
@@ -111,7 +112,7 @@ def read_outputs(
 
     def take(name: str, output: object) -> None:
         tensors, count, axes = list(_tensors_in(output)), x.shape[0], known.get((name, shape))
-        if axes is None and not all(_is_plain(t, count) for t in tensors):
+        if axes is None and not all(_is_plain(t, count) and t.shape[1] != count for t in tensors):
             raise _UnmeasuredError
         parts = [_rows(t, count, a) for t, a in zip_longest(tensors, axes or [])]
         if name in rows or not parts or any(part is None for part in parts):
@@ -143,7 +144,7 @@ def _rows(x: Tensor | None, count: int, axes: Axes | None) -> Tensor | None:
     r"""Returns the features in a tensor, with shape :math:`(B, F)`; None without."""
     if x is None:
         return None
-    if _is_plain(x, count):
+    if axes is None and _is_plain(x, count):
         rows = x
     elif axes is None or axes.features is None or x.shape[axes.batch] != count:
         return None
