@@ -1,6 +1,7 @@
 r"""Whatever network is accepted as a backbone trains, validates, is kept, written, read and exported."""
 
 import random
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,21 @@ def lazy() -> nn.Module:
     return nn.Sequential(nn.LazyConv2d(4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 
+class Squeezing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x).squeeze()
+
+
+class Locked(Tied):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+
 KINDS: dict[str, Callable[[], nn.Module]] = {
     "tied": Tied,
     "weight_norm": lambda: plain(nn.utils.weight_norm),
@@ -121,6 +137,15 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
     "compiled": lambda: torch.compile(plain(), backend="eager"),
     "TorchScript": lambda: torch.jit.script(plain()),
 }
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_lazy_layers_get_their_weights_in_fit(tmp_path: Path) -> None:
+    detector = OneStepDetector("digits", backbone=lazy(), size=8, data__crop=1, **QUICK)
+    scores = detector.fit(IMAGES, REFERENCE).score(IMAGES)
+    detector.save(tmp_path)
+    loaded = OneStepDetector.load(tmp_path, backbone=lazy(), device="cpu")
+    np.testing.assert_array_equal(loaded.score(IMAGES), scores)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -265,8 +290,10 @@ class Opaque(Stateful):
         (Failing("validation"), "the validation fails.*too late"),
         (Opaque(), "saving and loading fails.*got a object, expected an extra state"),
         (Forgetful(), "scores otherwise once it is saved and loaded"),
+        (Squeezing(), r"^backbone: Squeezing returns \(4,\) for 1 input, expected .* \(1, F\)"),
+        (Locked(), r"^Locked: cannot be copied \(.*lock"),
     ],
-    ids=["step", "validation", "saving", "loading"],
+    ids=["step", "validation", "saving", "loading", "one image", "copying"],
 )
 def test_what_would_fail_late_fails_before_the_first_step(
     backbone: nn.Module, doing: str, monkeypatch: pytest.MonkeyPatch

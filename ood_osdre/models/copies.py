@@ -3,12 +3,16 @@ r"""Copies of networks as users have them: compiled, wrapped, with weights compu
 __all__ = ["copied", "own_copy", "unwrapped"]
 
 import copy
+import pickle
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
+
+from ..errors import UserError, one_line
 
 Network = TypeVar("Network", bound=nn.Module)
 
@@ -38,12 +42,22 @@ def copied(network: Network) -> Network:
 
     Arguments:
         network: The network.
+
+    Raises:
+        UserError: If something in it cannot be copied, such as a lock or an open file.
     """
-    # With gradients, the parameters of TorchScript's copies would be results of a computation.
-    with _Detaching(), torch.no_grad():
-        twin = copy.deepcopy(network)
+    try:
+        # With gradients, the parameters of TorchScript's copies would be results of a computation.
+        with _Detaching(), torch.no_grad():
+            twin = copy.deepcopy(network)
+    except (TypeError, RuntimeError, pickle.PickleError) as error:
+        name = type(unwrapped(network)).__name__
+        raise UserError(
+            f"{name}: cannot be copied ({one_line(error)}), expected what copy.deepcopy takes."
+        ) from error
     for parameter, own in zip(network.parameters(), twin.parameters(), strict=True):
-        own.requires_grad_(parameter.requires_grad)
+        if not is_lazy(own):  # has no values before the first forward, and wants gradients
+            own.requires_grad_(parameter.requires_grad)
     return twin
 
 

@@ -241,14 +241,16 @@ def count_features(backbone: nn.Module, shape: tuple[int, ...]) -> int:
     """
     first = next(backbone.parameters(), torch.zeros(()))
     zeros = torch.zeros(2, *shape, device=first.device, dtype=first.dtype)
-    with evaluating(backbone), explained(backbone, zeros):
-        output = backbone(zeros)
-    if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != 2:
-        found = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-        raise UserError(
-            f"backbone: {type(backbone).__name__} returns {found} for 2 inputs, expected features "
-            "of shape (2, F); create a timm model with num_classes=0."
-        )
+    for x in (zeros, zeros[:1]):  # a `squeeze` takes the batch of one image away
+        with evaluating(backbone), explained(backbone, x):
+            output = backbone(x)
+        if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != len(x):
+            found = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+            n = len(x)
+            raise UserError(
+                f"backbone: {type(backbone).__name__} returns {found} for {n} input{'s'[: n - 1]}, "
+                f"expected features of shape ({n}, F); create a timm model with num_classes=0."
+            )
     return output.shape[1]
 
 
