@@ -99,7 +99,9 @@ def test_calibrated_decisions_keep_their_rate(vectors: OneStepDetector) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [lambda x: 1e-7 * x, lambda x: x + 1.6e9], ids=["unit", "shift"]
+    "change",
+    [lambda x: 1e-7 * x, lambda x: x + 1.6e9, lambda x: x + 2**40],
+    ids=["unit", "shift", "far"],
 )
 def test_vectors_of_any_unit_and_origin_are_told_apart(
     change: Callable[[np.ndarray], np.ndarray],
@@ -353,8 +355,11 @@ def test_save_and_load_without_pickles(
     loaded.save(tmp_path / "again")
     again = OneStepDetector.load(tmp_path / "again")
     assert (again.pvalue(x) == detector.pvalue(x)).all()
-    if which == "images":
-        assert (load_scorer(tmp_path).score(x) == detector.score(x)).all()
+    assert (load_scorer(tmp_path).score(x) == detector.score(x)).all()
+    if which == "vectors":
+        for wrong, problem in ((x[:, :1], r"\(8, 1\).*numbers"), (x + np.inf, "8 of 8 .* infin")):
+            with pytest.raises(UserError, match=problem):
+                load_scorer(tmp_path).score(wrong)
 
 
 def test_a_calibration_of_another_model_is_refused(

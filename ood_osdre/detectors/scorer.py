@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from ..config import Config
-from ..data.image_files import LazyImages, Pixels
+from ..data.image_files import LazyImages
+from ..data.inputs import read
 from ..data.transforms import Preprocess, Standardise, Standardiser, check_statistics
 from ..errors import UserError, one_line
 from ..evaluation.calibration import SplitConformal
@@ -123,11 +124,12 @@ class Scorer:
         r"""Returns the scorer on another device."""
         return replace(self, ratio=self.ratio.to(device), preprocess=self.preprocess.on(device))
 
-    def score(self, images: Pixels, batch_size: int = 512) -> NDArray[np.float32]:
-        r"""Scores images of the training size.
+    def score(self, images: Any, batch_size: int = 512) -> NDArray[np.float32]:  # noqa: ANN401
+        r"""Scores images of the training size, or vectors.
 
         Arguments:
-            images: The uint8 images, with shape :math:`(N, H, W, 3)`.
+            images: The uint8 images, with shape :math:`(N, H, W, 3)`; of a model of vectors those,
+                finite numbers with shape :math:`(N, d)`.
             batch_size: The number of images scored at once.
 
         Returns:
@@ -135,8 +137,10 @@ class Scorer:
             parts the sum, which has no unit.
 
         Raises:
-            UserError: If the images are not uint8, of another shape or size.
+            UserError: If the images are not uint8, of another shape or size, or vectors not finite.
         """
+        if len(self.shape) == 1:
+            images = read(images, self.metadata["size"], "vectors", labelled=False).values
         self.check_images(images)
         return score_images(self.ratio, images, self.preprocess, batch_size)[0]
 
@@ -144,16 +148,19 @@ class Scorer:
         r"""Raises an error for what are not images like those of training.
 
         Arguments:
-            images: The images: uint8 with shape :math:`(N, H, W, 3)`, of the training size.
+            images: The images: uint8 with shape :math:`(N, H, W, 3)`, of the training size; or
+                vectors that have been read.
             name: What the error calls them.
         """
         kind = getattr(images, "dtype", type(images).__name__)
         shape = tuple(getattr(images, "shape", ()))
-        is_uint8 = isinstance(images, np.ndarray | LazyImages) and kind == np.uint8
-        if not is_uint8 or shape[1:] != self.shape or shape[0] == 0:
+        wanted = "uint8" if len(self.shape) > 1 else "numbers"
+        is_array = isinstance(images, np.ndarray | LazyImages)
+        fits = is_array and wanted in (str(kind), "numbers")
+        if not fits or shape[1:] != self.shape or shape[0] == 0:
             expected = ", ".join(map(str, ("N", *self.shape)))
             raise UserError(
-                f"{name}: got {kind} with shape {shape}, expected uint8 with shape ({expected}), "
+                f"{name}: got {kind} with shape {shape}, expected {wanted} with shape ({expected}), "
                 "N > 0, as in training."
             )
 
