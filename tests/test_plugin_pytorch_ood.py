@@ -234,6 +234,18 @@ def test_a_class_head_left_on_the_encoder_is_told(
         assert "class head" not in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("features", "found"),
+    [(lambda x: (x, x), "in a tuple"), (lambda x: x.mean((1, 2, 3)), r"of shape \(1,\)")],
+    ids=["tuple", "numbers"],
+)
+def test_an_encoder_without_a_row_for_each_is_told(features: object, found: str) -> None:
+    loader = [(torch.rand(2, 3, 4, 4), torch.tensor([0, -1]))]
+    detector = plugin.FeatureRatioDetector(features, HEAD, broaden=0)
+    with pytest.raises(UserError, match=f"^encoder: got features {found} for [12] input"):
+        detector.fit(loader)
+
+
 def test_features_alone_suffice() -> None:
     detector = head_on(None)
     x_1, x_0 = gaussians(200, 2)

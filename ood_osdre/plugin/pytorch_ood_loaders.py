@@ -163,9 +163,12 @@ def encoded(encoder: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     r"""Returns the features of inputs, with shape :math:`(B, F)`; refuses any but one row for each."""
     with evaluating(encoder) if isinstance(encoder, nn.Module) else nullcontext():
         features = encoder(x)
-    if len(features) != len(x):
-        found = f"features of shape {tuple(features.shape)} for {len(x)} inputs"
-        raise UserError(f"encoder: got {found}, expected a row for each.")
+    shape = getattr(features, "shape", ())
+    if len(shape) < 2 or len(features) != len(x):
+        found = f"of shape {tuple(shape)}" if shape else f"in a {type(features).__name__}"
+        raise UserError(
+            f"encoder: got features {found} for {len(x)} inputs, expected a row for each."
+        )
     return features.flatten(1)
 
 
