@@ -139,17 +139,31 @@ def chosen(study: str) -> str:
     return study_tables.ranking(found, {**columns, "mean": mean}, mean)
 
 
-def sources(methods: Sequence[tuple[str, str]]) -> str:
-    r"""Returns what a reference's source does on the mirrored problem, by method and variant."""
-    columns = {title: metric(name) for title, name in MIRRORED.items()}
-    runs, table = read_runs(RECORDS / "mirror_heads.jsonl"), []
+def sources(
+    study: str,
+    methods: Sequence[tuple[str, str]],
+    references: Sequence[str],
+    columns: Mapping[str, tuple[str | None, str]],
+) -> str:
+    r"""Returns what a reference's source does, by method and variant.
+
+    Arguments:
+        study: The name of the study.
+        methods: The methods, each with a variant.
+        references: The references.
+        columns: For each title the ID data set, None for any, and the set whose AUROC is shown.
+    """
+    runs, table = read_runs(RECORDS / f"{study}.jsonl"), []
     for method, variant in methods:
-        for reference in ("reference_other", "reference_mixed"):
+        for reference in references:
             key = method, variant, reference
             own = [run for run in runs if (run.method, run.variant, run.reference) == key]
             title = f"{', '.join(filter(None, [method, variant]))}: {reference}"
-            averages = [f"{np.mean([f(run) for run in own]):.1f}" for f in columns.values()]
-            table.append([title, *averages])
+            found = [
+                [metric(name)(run) for run in own if id_name in (None, run.id)]
+                for id_name, name in columns.values()
+            ]
+            table.append([title, *(f"{np.mean(numbers):.1f}" for numbers in found)])
     return study_tables.markdown_rows(["score: reference", *columns], table)
 
 
@@ -269,7 +283,25 @@ TABLES: dict[str, Callable[[], str]] = {
     "gradient-snr": lambda: bench_tables.gradient_snr(results_of("gradient_snr")),
     "mirror-pixels": lambda: chosen("mirror_pixels"),
     "mirror-sources": lambda: sources(
-        [("pixels", ""), ("pixels", "+ energy"), ("time score matching", "")]
+        "mirror_heads",
+        [("pixels", ""), ("pixels", "+ energy"), ("time score matching", "")],
+        ["reference_other", "reference_mixed"],
+        {title: (None, name) for title, name in MIRRORED.items()},
+    ),
+    "main-sources": lambda: sources(
+        "main",
+        [
+            ("OS-DRE, pixels", ""),
+            ("OS-DRE, pixels", "+ energy"),
+            ("OS-DRE, representation, time score matching", ""),
+        ],
+        ["tin_reference", "tiny_reference"],
+        {
+            "cifar10: cifar100_held": ("cifar10", "cifar100_held"),
+            "cifar10: tin": ("cifar10", "tin"),
+            "cifar100: cifar10_held": ("cifar100", "cifar10_held"),
+            "cifar100: tin": ("cifar100", "tin"),
+        },
     ),
     "mirror-heads": lambda: chosen("mirror_heads"),
     "held-out-accuracy": accuracies,

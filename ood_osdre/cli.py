@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .config import Config, load_config, shortened, with_seed
-from .data.manifests import BENCHMARKS, benchmark_names
-from .errors import UserError, count, did_you_mean, exit_status, number
+from .data.manifests import BENCHMARKS, benchmark_names, check_id
+from .errors import UserError, count, exit_status, number
 from .evaluation.records import read_record
 from .files import local
 from .resources import names
@@ -99,9 +99,8 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
 
 def run(args: argparse.Namespace) -> int:
     r"""Trains and evaluates every seed, or evaluates a checkpoint, then prints the table."""
-    if args.id not in (None, *BENCHMARKS) and not (args.benchmark or args.checkpoint):
-        expected = f"expected {', '.join(BENCHMARKS)}, or a set of your own in --benchmark FILE"
-        raise UserError(f"--id: got {args.id}{did_you_mean(args.id, BENCHMARKS)}, {expected}.")
+    if args.id is not None and not (args.benchmark or args.checkpoint):
+        check_id(args.id)
     table = evaluate_checkpoint(args) if args.checkpoint else train_and_evaluate(args)
     if table is None:
         return UNFINISHED

@@ -31,6 +31,7 @@ from ood_osdre.evaluation.scores import read_scores
 from ood_osdre.files import parse_rows, read_array
 from ood_osdre.progress import EVERY, Bar
 from ood_osdre.tasks import DriftMonitor
+from ood_osdre.tasks.__main__ import TASKS
 
 SMALL = ["network.width=0.125", "training.batch_size=8", "training.warmup=1", "--device", "cpu"]
 SMALL += ["training.eval_every=4", "training.amp=none", "data.val_limit=5", "--quiet"]
@@ -511,6 +512,10 @@ MISTAKES = {
     "nothing to report": (["report", "{empty}"], "no run to report on"),
     "suffix": (["export", "{run}", "{new}.txt"], "got the suffix"),
     "own set": (["eval", "--id", "flowers"], "--benchmark FILE"),
+    "own set, data": (["data", "check", "--id", "flowers"], "--id: got flowers, .*--benchmark FILE"),
+    "no such task": (["tasks", "ml"], "invalid choice: 'ml'"),
+    "no folder": (["tasks", "mi", "--out", "{file}/mi", "--quiet"], "file/mi.*: cannot be"),
+    "no such place": (["tasks", "mi", "--out", "/proc/none", "--quiet"], "cannot be a folder"),
 }  # fmt: skip
 
 
@@ -597,7 +602,7 @@ def test_help_waits_for_nothing_heavy() -> None:
 import sys
 from ood_osdre.__main__ import main
 for arguments in (["--help"], ["fit", "--help"], ["score", "--help"], ["monitor", "--help"],
-        ["export", "--help"], ["report", "--help"]):
+        ["export", "--help"], ["report", "--help"], ["tasks", "--help"]):
     try:
         main(arguments)
     except SystemExit as ended:
@@ -607,7 +612,21 @@ for arguments in (["--help"], ["fit", "--help"], ["score", "--help"], ["monitor"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     for verb in VERBS:
         assert f"\n  {verb} " in done.stdout
-    assert "examples:" in done.stdout
+    assert done.stdout.count("\nexample") == 7  # of the command and these verbs
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_is_plain_text_with_examples(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    tasks = [[verb, task, "--help"] for task in TASKS] if verb == "tasks" else []
+    for arguments in ([verb, "--help"], *tasks):
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        assert ended.value.code == 0
+        text = capsys.readouterr().out
+        assert not re.search(r":[a-z]+:`|\.\. math|``", text)
+        if arguments[1] == "--help":
+            example = text.partition("\nexample")[2]
+            assert f"ood-osdre {verb} " in example
 
 
 def test_progress_is_lines_where_no_terminal_is(monkeypatch: pytest.MonkeyPatch) -> None:

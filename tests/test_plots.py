@@ -1,5 +1,6 @@
 r"""Tests for the modules ood_osdre.evaluation.plots and .score_plots."""
 
+import re
 from pathlib import Path
 
 import matplotlib
@@ -9,8 +10,8 @@ from matplotlib import image
 from matplotlib.figure import Figure
 
 from ood_osdre.evaluation import score_plots as plots
-from ood_osdre.evaluation.plots import over_steps
-from ood_osdre.evaluation.score_plots import draw_scores, rankings, score_label
+from ood_osdre.evaluation.plots import Line, Panel, as_svg, over_steps, stroke
+from ood_osdre.evaluation.score_plots import draw_scores, held_out, rankings, score_label
 from ood_osdre.evaluation.scores import Scores
 
 RNG = np.random.default_rng(0)
@@ -128,6 +129,25 @@ def test_curves_hold_few_points_and_their_areas_are_those_of_the_metrics() -> No
         assert line.x.size <= 402
         assert (line.x.min(), line.x.max()) == (0, 1)
         assert np.trapezoid(line.y, line.x) == pytest.approx(area, abs=2e-3)
+
+
+def test_held_out_data_say_what_lies_outside() -> None:
+    far = np.linspace(-900, -800, 20)
+    panel = held_out(scores_of(np.linspace(0, 9, 90), near={"b": far}), 1.5)
+    of_id, others = panel.lines
+    assert (of_id.note, of_id.mark) == ("n = 90; decided OOD below 1.5", 1.5)
+    assert (others.note, others.mark) == ("n = 20 (100 % further left)", None)
+    (of_id, _) = held_out(scores_of(np.linspace(0, 9, 90), near={"b": far}), None).lines
+    assert (of_id.note, of_id.mark) == ("n = 90", None)
+
+
+def test_the_axis_of_losses_has_numbers() -> None:
+    x = np.arange(2000.0, 5000.0, 1000.0)
+    for low, high in ((0.02, 0.9), (0.15, 6.0), (1e-4, 1e3)):
+        line = Line("loss", x, np.array([high, low, low]), stroke(0))
+        text = as_svg(Panel("Losses", "step", "loss", [line], log=True), "salt")
+        shown = {float(n) for n in re.findall(r"<text[^>]*>([\d.e-]+)</text>", text)}
+        assert len([n for n in shown if low <= n <= high]) >= 2, shown
 
 
 def test_over_steps_leaves_out_what_is_no_number() -> None:

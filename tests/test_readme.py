@@ -50,6 +50,10 @@ def test_the_readme_goes_from_data_to_scores() -> None:
     assert (test.globs["decisions"] == -1).mean() > 0.1
 
 
+def test_the_readme_is_short() -> None:
+    assert len(README.read_text(encoding="utf-8").splitlines()) < 130
+
+
 @pytest.mark.usefixtures("quick")
 def test_the_tutorial_runs(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -170,6 +170,8 @@ def test_every_set_is_named_and_counted_as_in_the_table(run: Path) -> None:
         expected = [row["set"], *images, *(f"{float(n):.2f}" for n in numbers)]
         assert cells[: len(expected)] == expected
         del cells[: len(expected)]
+    assert "log E₀[r], in nats" in page.texts[page.texts.index("Calibration", at) :]
+    assert "val_log_mass_0" not in page.texts
     notes = [line for line in page.texts if re.match(r"n = \d", line)]
     assert [int(re.findall(r"\d+", note)[0]) for note in notes] == [60, 40, 60, 30]
 

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from tabulate import tabulate
 
@@ -24,10 +25,16 @@ from ..files import local
 from .benchmark import CACHE
 from .builtin import load_digits_sets
 from .images import cache_folders, check_cache, decode_all
-from .manifests import BENCHMARKS, Manifest, benchmark_names, load_manifest
+from .manifests import BENCHMARKS, Manifest, benchmark_names, check_id, load_manifest
 from .status import SetStatus, can_run, find_reference, inspect, lacking, runnable
 
 PROG = "python -m ood_osdre.data"
+EPILOG = """\
+examples:
+  {prog} check --id cifar10 --data-root ./data
+  {prog} check --id cifar10 --benchmark pack --decode
+  {prog} check --id flowers --benchmark flowers.yml
+"""
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
@@ -38,7 +45,9 @@ def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     r"""Checks the sets of a benchmark, getting what lacks if asked to, and prints the report."""
-    known = (args.benchmark,) if args.benchmark else BENCHMARKS.get(args.id, ("openood",))
+    if not args.benchmark:
+        check_id(args.id)
+    known = (args.benchmark,) if args.benchmark else BENCHMARKS[args.id]
     manifests = [load_manifest(name, args.id) for name in known]
     # Of several, the one that the command would take; if it would take none, the first.
     is_whole = [len(known) == 1 or not lacking(m, args.data_root) for m in manifests]
@@ -66,11 +75,17 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(prog=prog, description="Benchmark data.")
+    told: dict[str, Any] = {
+        "epilog": EPILOG.format(prog=prog),
+        "formatter_class": argparse.RawDescriptionHelpFormatter,
+    }
+    top = argparse.ArgumentParser(prog=prog, description="Benchmark data.", **told)
     commands = top.add_subparsers(dest="command", required=True)
 
-    p = commands.add_parser("check", help="list the sets of a benchmark and what is on disk")
-    p.add_argument("--id", required=True, help=f"ID data set: {', '.join(BENCHMARKS)}")
+    known = "list the sets of a benchmark and what is on disk"
+    p = commands.add_parser("check", help=known, **told)
+    known = ", ".join(BENCHMARKS)
+    p.add_argument("--id", required=True, help=f"ID data set: {known}, or one of --benchmark FILE")
     known = ", ".join(benchmark_names())
     p.add_argument("--benchmark", help=f"manifest, by name ({known}) or by path")
     p.add_argument("--data-root", type=local, default=Path("data"), help="default: ./data")

@@ -23,6 +23,7 @@ __all__ = [
     "Manifest",
     "SetSpec",
     "benchmark_names",
+    "check_id",
     "load_manifest",
 ]
 
@@ -310,6 +311,13 @@ def benchmark_names(id_name: str | None = None) -> list[str]:
     known = names("data_manifests")
     ids = {name: read_yaml(find("data_manifests", name)).get("ids") for name in known}
     return [n for n, has in ids.items() if has and (id_name is None or id_name in has)]
+
+
+def check_id(name: str) -> None:
+    r"""Refuses an ID data set that has to come with a benchmark of its own."""
+    if name not in BENCHMARKS:
+        expected = f"expected {', '.join(BENCHMARKS)}, or a set of your own in --benchmark FILE"
+        raise UserError(f"--id: got {name}{did_you_mean(name, BENCHMARKS)}, {expected}.")
 
 
 def load_manifest(name: str | Path, id_name: str) -> Manifest:

@@ -45,7 +45,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, NullFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -291,6 +291,8 @@ def _draw(ax: Axes, panel: Panel) -> None:
         ax.axhline(panel.level, color=INK, linewidth=0.5)
     if panel.log:
         ax.set_yscale("log")
+        # Also where there is no whole decade, two ticks have numbers.
+        ax.yaxis.set_major_locator(LogLocator(subs=(1, 3)))
         ax.yaxis.set_major_formatter("{x:g}")
         ax.yaxis.set_minor_formatter(NullFormatter())
     else:

@@ -54,6 +54,8 @@ CALIBRATED = {
     "log_mass_1": "log E₁[1/r], in nats",
     "posterior_error": "calibration error of 1 / (1 + 1/r), a fraction",
 }
+# Where a log has them, and what a page adds to the name.
+PREFIXES = {"val_": "", "held_out_": "", "held_out_noisy_": ", with the noise of the path's ends"}
 
 # What validates a fit, as a page names it: there is no benchmark, whose near sets `val_near` may be.
 VALIDATED = {
@@ -230,12 +232,13 @@ def _run(folder: Path, data: "BenchmarkData | None") -> Row:
         run["flagged"] = [] if conformal is None else _flagged(scores, conformal)
     histories, is_fit = _histories(folder, record), not record.get("benchmark")
     names = VALIDATED if is_fit else {}
-    panels = [p for stage in histories.items() for p in over_steps(*stage, names)]
+    masses = {p + k: v + more for p, more in PREFIXES.items() for k, v in CALIBRATED.items()}
+    panels = [p for stage in histories.items() for p in over_steps(*stage, masses | names)]
     run["training"] = [panel for panel in panels if panel.level is None]
     run["masses"] = [panel for panel in panels if panel.level is not None]
     last = [entries[-1] for entries in histories.values() if entries]
     best = record.get("validation", {}).get("best") or (last or [{}])[-1]
-    found = [{k: best.get(p + k) for k in CALIBRATED} for p in ("val_", "held_out_")]
+    found = [{k: best.get(p + k) for k in CALIBRATED} for p in PREFIXES]
     known = [values for values in found if None not in values.values()]
     run["validation"] = {VALIDATED[k]: best[k] for k in names if best.get(k) is not None}
     if "val_far" not in best:

@@ -110,8 +110,10 @@ def held_out(scores: Scores, threshold: float | None) -> Panel:
     lines = []
     for line in panel.lines:
         of_id, count = line.stroke == ID_STROKE, line.note.partition(";")[0]
+        outside = line.note[line.note.find(" (") :] if line.note.endswith(")") else ""
         note = f"; decided OOD below {threshold:.4g}" if of_id and threshold is not None else ""
-        lines.append(line._replace(note=count + note, mark=threshold if of_id else None))
+        mark = threshold if of_id else None
+        lines.append(line._replace(note=count + note + outside, mark=mark))
     return panel._replace(title="Held-out data", lines=lines)
 
 

@@ -12,9 +12,15 @@ TASKS = {
     "kl": ("kl", "the divergence of a drifting stream"),
     "mi": ("mutual_information", "mutual information"),
 }
-
-
 PROG = "python -m ood_osdre.tasks"
+EPILOG = """\
+examples:
+  {prog} mi --help
+  {prog} kl --seeds 3 --jobs 2 --out runs/kl
+  {prog} density --suite tabular --sets mine.csv --whiten
+
+TASK --help has the options of each task.
+"""
 
 
 def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
@@ -25,7 +31,7 @@ def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
     outer = argparse.ArgumentParser(
         prog=prog,
         description="Density-ratio tasks with their truth beside every estimate, in nats.",
-        epilog=f"tasks:\n{listing}\n\noptions of a task: {prog} TASK --help",
+        epilog=f"tasks:\n{listing}\n\n{EPILOG.format(prog=prog)}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     outer.add_argument("task", choices=tuple(TASKS), metavar="TASK")

@@ -22,6 +22,7 @@ __all__ = [
 
 import argparse
 import json
+import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -185,6 +186,10 @@ def run_suites(
     plans = [plan for plan in plans if plan[1]]
     for suite, _, config in plans:
         refuse_other_results(args.out, suite.name, config)
+    try:
+        Path(os.path.realpath(args.out)).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--out {args.out}: cannot be a folder ({error.strerror}).") from None
     for suite, jobs, config in plans:
         rows = run_jobs(suite.estimate, jobs, args.jobs, not args.quiet)
         plain = [{k: v for k, v in row.items() if k != "image"} for row in rows]
