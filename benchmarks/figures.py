@@ -159,7 +159,7 @@ def _of(rows: Mapping[str, Sequence[Run]], name: str) -> list[Sequence[Run]]:
 FIGURES: dict[str, Callable[[Path], None]] = {
     **{
         f"{name}/score_density.png": partial(score_densities, name=name)
-        for name in ("cifar10_pack_cpu", "digits")
+        for name in ("cifar10_pack_cpu", "digits", "places100")
     },
     "pack_methods_nfe.png": partial(quality, name="pack_methods", group="ratio"),
     "paths_heads_nfe.png": partial(quality, name="paths_heads"),

@@ -239,6 +239,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "compare-class": lambda: ranked("pack_methods", METHODS, "class"),
     "feature-ratio": lambda: bench_tables.feature_ratio(results_of("feature_ratio")),
     "digits": lambda: run_table("digits"),
+    "places100": lambda: run_table("places100"),
     "ablations": lambda: study_tables.means(
         rows("digits_options"), {**VALIDATION, **TEST}, digits=2, head="change"
     ),
