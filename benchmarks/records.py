@@ -24,6 +24,9 @@ RECORDS = Path(__file__).parent / "records"
 
 METRICS = ("AUROC", "FPR@95", "AUPR_IN", "AUPR_OUT", "FPR@95_ID")
 
+# What most lines of a study share: of each but the first stands what differs from the first's.
+SHARED = ("config", "checksums")
+
 Key: TypeAlias = tuple[str, str, str | None, str, str, int]
 
 
@@ -38,7 +41,8 @@ class Run(Options):
         benchmark: The manifest.
         reference: The reference set.
         config: The whole configuration, in which `{run:METHOD}` stands for another run's folder.
-            Defaults change, so what differs from them would not be enough.
+            Defaults change, so what differs from them would not be enough: lines but the first
+            hold what differs from the first line of their file, of this and of the checksums.
         commit: The commit, with a `+` if code differed from it; null outside of a clone.
         checksums: The first 16 digits of the SHA-256 of each image list and its files.
         device: The name of the device.
@@ -129,9 +133,12 @@ def read_runs(path: Path) -> list[Run]:
     for number, line in enumerate(path.read_text().splitlines(), start=1):
         source = f"{path}:{number}"
         try:
-            run = Run.of(json.loads(line), source)
+            values = json.loads(line)
         except json.JSONDecodeError as error:
             raise UserError(f"{source}: not a line of JSON ({one_line(error, 80)}).") from None
+        if runs and isinstance(values, dict) and "changes" in values:
+            values |= _changed(_shared(next(iter(runs.values()))), values.pop("changes"), source)
+        run = Run.of(values, source)
         if run.key in runs:
             raise UserError(f"{source}: {run.label} is there already, expected one line a run.")
         runs[run.key] = run
@@ -168,8 +175,45 @@ def write_runs(path: Path, runs: Sequence[Run]) -> None:
     needed = {name for name, field in Run.model_fields.items() if field.is_required()}
     text = ""
     for run in runs:
-        text += line_of({k: v for k, v in dict(run).items() if v is not None or k in needed})
+        values = {k: v for k, v in dict(run).items() if v is not None or k in needed}
+        if text:
+            differing = _differing(_shared(runs[0]), _shared(run))
+            values = {k: v for k, v in values.items() if k not in SHARED} | {"changes": differing}
+        text += line_of(values)
     write_text_atomic(path, text)
+
+
+def _shared(run: Run) -> dict[str, Any]:
+    r"""Returns a copy of what a run may have in common with others, as JSON has it."""
+    values: dict[str, Any] = json.loads(line_of({name: getattr(run, name) for name in SHARED}))
+    return values
+
+
+def _differing(base: Any, own: Any, *path: str) -> list[tuple[list[str], Any]]:  # noqa: ANN401
+    r"""Returns the paths of keys, and the values there, in which a value differs from a base."""
+    if isinstance(base, dict) and isinstance(own, dict) and base.keys() == own.keys():
+        return [found for key in own for found in _differing(base[key], own[key], *path, key)]
+    # Of JSON, 1, 1.0 and true are three.
+    return [] if json.dumps(base) == json.dumps(own) else [([*path], own)]
+
+
+def _changed(
+    base: dict[str, Any], differing: Sequence[tuple[list[str], Any]], source: str
+) -> dict[str, Any]:
+    r"""Returns a base with the values of :func:`_differing`; the base is changed itself."""
+    try:
+        for (*above, key), value in differing:
+            at = base
+            for name in above:
+                at = at[name]
+            if key not in at:
+                raise KeyError(key)
+            at[key] = value
+    except (ValueError, LookupError, TypeError) as error:
+        raise UserError(
+            f"{source}: changes: not keys of the first line ({one_line(error, 80)})."
+        ) from None
+    return base
 
 
 def line_of(values: Mapping[str, Any]) -> str:

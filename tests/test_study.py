@@ -330,6 +330,29 @@ def test_a_duplicate_or_damaged_line_is_refused(tmp_path: Path) -> None:
             read_runs(path)
 
 
+def test_lines_hold_what_differs_from_the_first_and_are_read_whole(tmp_path: Path) -> None:
+    from records import read_runs, write_runs
+
+    path, base = tmp_path / "s.jsonl", {"head": {"rank": 1, "eps": 1, "layers": []}, "id": "i"}
+    configs = [base, base | {"head": None}, base | {"head": {**base["head"], "eps": 1.0}}]
+    configs += [{"other": 1}, base | {"head": {"rank": True, "eps": 1, "layers": ["a", "b"]}}]
+    runs = [
+        run_of("a", i, 0.5, config=config, checksums={"set/a.b": str(i)})
+        for i, config in enumerate(configs)
+    ]
+    write_runs(path, runs)
+    assert [repr(run) for run in read_runs(path)] == [repr(run) for run in runs]
+    first, second, *_ = path.read_text().splitlines()
+    assert json.loads(second)["changes"] == [
+        [["config", "head"], None], [["checksums", "set/a.b"], "1"],
+    ]  # fmt: skip
+    for other in ('["config","feet"]', '[["config"],"head"]', "[]", "7"):
+        damaged = second.replace('["config","head"]', other)
+        path.write_text(f"{first}\n{damaged}\n")
+        with pytest.raises(UserError, match=r"s\.jsonl:2: changes: not keys of the first line"):
+            read_runs(path)
+
+
 def test_one_writer_a_file(tmp_path: Path) -> None:
     import study
 
