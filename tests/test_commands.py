@@ -367,8 +367,9 @@ def test_a_fit_says_how_it_was_made(root: Path, rows: Path) -> None:
     assert (len(of_id.score), len(others.score)) == (81, 60)
     assert scores.metrics()["near"]["held-out reference"].auroc == last["val_near"]
     detector = OneStepDetector.load(rows / "run", device="cpu")
-    every = detector.score(str(rows / "id.csv"))
-    assert np.abs(every[:, None] - of_id.score).min(axis=0).max() < 1e-3
+    for name, held in (("id", of_id), ("reference", others)):
+        every = detector.score(str(rows / f"{name}.csv"))
+        np.testing.assert_allclose(every[[int(row) for row in held.name]], held.score, atol=1e-3)
     page = (rows / "run" / "report.html").read_text(encoding="utf-8")
     assert "<h3>Held-out data</h3>" in page
     assert "made by a program" not in page  # of vectors there are no such images
@@ -781,9 +782,18 @@ def test_a_head_on_a_classifier_by_name(
         pixels = np.stack([decode(path, 32) for path in paths])
         assert scores == pytest.approx(load_scorer(run).score(pixels), rel=1e-4, abs=1e-4)
         assert {row["class"] for row in found} <= {"cat", "dog", "0", "1"}
-        ((_, of_id),) = read_scores(Path(run) / "held_out.npz").of("id").items()
-        every = OneStepDetector.load(run, device="cpu").score(str(root / "id"))
-        assert np.abs(every[:, None] - of_id.score).min(axis=0).max() < 1e-3
+        named = read_scores(Path(run) / "held_out.npz")
+        detector = OneStepDetector.load(run, device="cpu")
+        for role, folder in (("id", "id"), ("near", "reference")):
+            (held,) = named.of(role).values()
+            plain = [name.removesuffix(" (transformed)") for name in held.name]
+            again = detector.score([root / folder / name for name in plain])
+            same = [name in plain for name in held.name]
+            assert any(same)
+            np.testing.assert_array_equal(np.abs(again - held.score) < 1e-4, same)
+        classes = ["cat", "dog"]
+        (held,) = named.of("id").values()
+        assert [classes[i] for i in held.label] == [name[:3] for name in held.name]
         assert "<h3>Held-out data</h3>" in (Path(run) / "report.html").read_text()
     # The second, whose network is of timm, is no classifier that a run could build again.
     assert main(["fit", *data, "--classifier", run, "--out", str(tmp_path / "third")]) == 2

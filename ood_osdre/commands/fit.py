@@ -151,8 +151,7 @@ def write_record(detector: "OneStepDetector", args: argparse.Namespace) -> None:
     if outcome.scores:
         scores = Scores()
         for role, name in (("id", "held-out"), ("near", "held-out reference")):
-            own = outcome.scores[role]
-            scores.add(role, name, own, [-1] * len(own), [f"{i}" for i in range(len(own))])
+            scores.add(role, name, *outcome.scores[role])
         write_scores(folder / HELD_OUT, scores)
     RunRecord(
         config=scorer.metadata["config"],

@@ -45,9 +45,8 @@ from ..training.run import HEAD, Outcome, held_folder
 from ..training.surroundings import own_surroundings
 from .feature_head import fit_head
 from .feature_store import remove_features
-from .fitting import check_unseen
 from .head_data import HeadData
-from .labels import PIECE, fingerprints_of
+from .labels import PIECE, check_unseen, fingerprints_of
 from .scorer import TrainedModel, build_classifier, read_model
 
 # What pickles of weights raise if they are damaged, or hold more than tensors.
@@ -282,6 +281,7 @@ def fit_on_classifier(
             resume=resume,
             progress=progress,
         )
+        fitted.outcome.scores = images.named(fitted.outcome.scores)
         whole = RepresentationRatio(classifier, fitted.model, config.head.layers)
         count, rank = fitted.model.whitening.shape
         metadata["representation"] = {"network": given.network, "features": count, "rank": rank}

@@ -155,9 +155,9 @@ def fit_head(
         x_0, rows = _mixed(x_1, x_0, id_rows, rows, mixed, seed)
     whitening = _whitening(head, x_1, x_0, folder, metadata, resume).to(device)
     with torch.no_grad():
-        id_train, id_held = _taken(x_1, whitening, device, id_rows)
-        train, held = _taken(x_0, whitening, device, rows)
-    validate = _HeldOut(id_held, held) if len(id_held) and len(held) else None
+        id_train, id_held, own = _taken(x_1, whitening, device, id_rows)
+        train, held, others = _taken(x_0, whitening, device, rows)
+    validate = _HeldOut(id_held, held, (own, others)) if len(id_held) and len(held) else None
     rank = id_train.shape[1]
     labels = (torch.zeros(len(x_1)).long() if labels is None else labels)[id_rows[0]]
     if head.estimator == "gaussians":
@@ -185,17 +185,13 @@ def fit_head(
         progress=progress,
     )
     if validate is not None and fitted.outcome.finished and _adds_noise(head):
-        noisy = _HeldOut(*_dequantised(head, id_held, held), "held_out_noisy")
+        noisy = _HeldOut(*_dequantised(head, id_held, held), (own, others), "held_out_noisy")
         fitted.outcome.best = fitted.outcome.best | noisy(fitted.model)
     return HeadFit(WhitenedRatio(whitening, fitted.model), fitted.outcome, RULES[select])
 
 
 def _fit_gaussians(
-    model: RatioModel,
-    x_1: Tensor,
-    labels: Tensor,
-    x_0: Tensor,
-    validate: "_HeldOut | None",
+    model: RatioModel, x_1: Tensor, labels: Tensor, x_0: Tensor, validate: "_HeldOut | None"
 ) -> Outcome:
     started = time.monotonic()
     assert isinstance(model, FoldedRatio)
@@ -279,14 +275,15 @@ def _copies(x: Tensor | Stored) -> NDArray[np.int64]:
 
 def _taken(
     x: Tensor | Stored, whitening: Whitening, device: torch.device | str, rows: Rows
-) -> tuple[Tensor | Whitened, Tensor]:
-    r"""Returns the components that train, of stored features when asked for, and those held out."""
+) -> tuple[Tensor | Whitened, Tensor, Tensor]:
+    r"""Returns components that train, of stored features when asked for, those held out, their rows."""
     if isinstance(x, Stored):
         own, held = (Whitened(x, whitening, part, device) for part in rows)
-        return own, held[:: max(1, len(held) // WATCHED)]
+        watched = slice(None, None, max(1, len(held) // WATCHED))
+        return own, held[watched], rows[1][watched]
     components = whitening(x.to(device))
     train, other = (components[part.to(components.device)] for part in rows)
-    return train, other
+    return train, other, rows[1]
 
 
 def _mixed(
@@ -332,11 +329,13 @@ class _HeldOut:
     r"""The validation of a head: its numbers on held-out components, each side with equal weight.
 
     The number of the name itself is minus the logistic end-point loss; the AUROC is a fraction, the
-    calibration that of :mod:`ood_osdre.evaluation.calibration`, at the rank of the objective.
+    calibration that of :mod:`ood_osdre.evaluation.calibration`, at the rank of the objective. The
+    names of its `scores` are the numbers of the rows.
     """
 
     x_1: Tensor
     x_0: Tensor
+    rows: Rows
     name: str = "held_out"
 
     @torch.no_grad()
@@ -344,7 +343,8 @@ class _HeldOut:
         f_1, f_0 = ratio.log_ratio(self.x_1), ratio.log_ratio(self.x_0)
         loss = F.softplus(-f_1).mean() + F.softplus(f_0).mean()
         found = f_1.float().cpu().numpy(), f_0.float().cpu().numpy()
-        self.scores = {"id": found[0], "near": found[1]}
+        sides = zip(("id", "near"), found, self.rows, strict=True)
+        self.scores = {k: (f, [-1] * len(f), rows.tolist()) for k, f, rows in sides}
         numbers = {self.name: -loss.item(), f"{self.name}_auroc": ood_metrics(*found).auroc}
         calibration = ratio_calibration(*found)
         return numbers | {f"{self.name}_{k}": v for k, v in calibration._asdict().items()}

@@ -8,7 +8,6 @@ augmented, and no synthetic validation OOD is made of them: they have the held-o
 __all__ = [
     "Supported",
     "TrainingData",
-    "check_unseen",
     "configured",
     "prepare",
     "train",
@@ -44,7 +43,7 @@ from ..training.checkpoint import model_metadata
 from ..training.fit import Fit, fit
 from ..training.run import held_folder
 from ..training.trainer import Validate
-from .labels import check_columns, count_classes
+from .labels import check_columns, count_classes, rows_of
 
 # The share of ID data, and of a reference without classes, that validates.
 HELD_OUT = 0.1
@@ -229,7 +228,8 @@ def _vector_batches(
         training.batch_size,
         training.seed,
     )
-    validate = _HeldOut(x_1[val], x_0[reference_val], standardise, config.evaluation.batch_size)
+    held = rows_of(id_data, val), rows_of(reference, reference_val)
+    validate = _HeldOut(*held, standardise, config.evaluation.batch_size)
     return batches, validate, standardise
 
 
@@ -237,19 +237,22 @@ def _vector_batches(
 class _HeldOut:
     r"""The validation of vectors: held-out ID data, :math:`(N, d)`, against held-out reference."""
 
-    id_values: NDArray[Any]
-    reference: NDArray[Any]
+    id_data: Samples
+    reference: Samples
     standardise: Standardise
     batch_size: int
 
     def __call__(self, ratio: RatioModel) -> dict[str, float]:
         score = partial(score_images, preprocess=self.standardise, batch_size=self.batch_size)
-        found = score(ratio, self.id_values)[0], score(ratio, self.reference)[0]
-        self.scores = {"id": found[0], "near": found[1]}
+        sides = {"id": self.id_data, "near": self.reference}
+        self.scores = {k: (score(ratio, x.values)[0], x.labels, x.names) for k, x in sides.items()}
+        found = self.scores["id"][0], self.scores["near"][0]
         return dict.fromkeys(("val_near", "val_auroc"), ood_metrics(*found).auroc)
 
     def brief(self, ratio: RatioModel) -> "_HeldOut":
-        return replace(self, id_values=self.id_values[:FEW], reference=self.reference[:FEW])
+        sides = (self.id_data, self.reference)
+        id_data, reference = (rows_of(x, np.arange(len(x.values))[:FEW]) for x in sides)
+        return replace(self, id_data=id_data, reference=reference)
 
 
 def _hold_out(marks: Marks, rng: np.random.Generator) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
@@ -295,24 +298,6 @@ def warn_of_shuffling(data: object, what: str) -> None:
     r"""Warns if data are a loader that shuffles: results are in the order that it yields."""
     if isinstance(getattr(data, "sampler", None), SHUFFLING):
         log.warning("%s: the loader shuffles, and results are in the order that it yields", what)
-
-
-def check_unseen(marks: NDArray[np.int64], seen: NDArray[Any] | None, rule: str) -> None:
-    r"""Refuses, or warns of, calibration items that fit has read.
-
-    Arguments:
-        marks: Their fingerprints, with shape :math:`(N)`.
-        seen: Those of what fit has read; None if that is not recorded.
-        rule: `"refuse"` or `"warn"`.
-    """
-    if seen is None:
-        log.warning("calibration: what trained this model is not recorded, so not compared.")
-    elif shared := count_shared(marks, seen):
-        message = f"calibration data: {shared} of {len(marks)} items were read in fit, "
-        message += "which voids the guarantee"
-        if rule == "refuse":
-            raise UserError(f"{message}; hold data out for it (or pass seen='warn').")
-        log.warning("%s", message)
 
 
 def configured(

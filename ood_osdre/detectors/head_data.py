@@ -4,7 +4,8 @@ __all__ = ["HeadData"]
 
 import math
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,6 +36,8 @@ from .feature_store import FeatureFolder, Stored, make_room
 CHANNELS = 3
 # The batches whose features are kept together.
 SHARD = 16
+# What follows the name of a transformed image; what an ID image in the place of another is called.
+BROADENED, MIXED = " (transformed)", "an ID image, by data.mixture"
 
 
 class HeadData:
@@ -146,6 +149,26 @@ class HeadData:
         if distributed.from_first(bool(folder.writable)):  # waited for
             features = features if (kept := folder.read(index)) is None else kept
         return features
+
+    def named(self, scores: Mapping[str, Any]) -> dict[str, Any]:
+        r"""Returns the scores of held-out features with the labels and names of their images.
+
+        Arguments:
+            scores: Those of the outcome of :func:`fit_head`, named by the numbers of features.
+        """
+        (own, _, _), (others, order, share) = self._inputs()
+        names, size = [others.names[i] for i in order], self.batch_size
+        for start in range(0, len(names), size):
+            some = names[start : start + size]
+            # The first of each batch were broadened, see `broadened`.
+            for i in range(start, start + round((share or 0.0) * len(some))):
+                names[i] += BROADENED
+        names += [MIXED] * self.mixed
+        known = {"id": (own.labels, own.names), "near": (np.full(len(names), -1), names)}
+        return {
+            side: (score, known[side][0][rows], [known[side][1][i] for i in rows])
+            for side, (score, _, rows) in scores.items()
+        }
 
     def _inputs(self) -> Iterator[tuple[ImageSet, NDArray[np.int64], float | None]]:
         r"""Yields the images of each side, their order, and the share of a batch to be broadened."""

@@ -4,13 +4,16 @@ __all__ = [
     "as_input",
     "check_columns",
     "check_like",
+    "check_unseen",
     "class_labels",
     "count_classes",
     "fingerprints_of",
     "for_calibration",
     "names_of",
+    "rows_of",
 ]
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,7 +24,7 @@ from torch import Tensor
 from ..data import ImageSet
 from ..data.inputs import read
 from ..data.lists import first
-from ..data.sets import Samples, cut_apart, fingerprints, group_of
+from ..data.sets import Samples, count_shared, cut_apart, fingerprints, group_of
 from ..errors import UserError
 from ..evaluation.calibration import check_alpha
 from ..options import shown
@@ -30,6 +33,8 @@ from ..options import shown
 PIECE = 512
 # What tells the split for a calibration from that for validation, which has the same seed.
 CALIBRATION = 1
+
+log = logging.getLogger(__name__)
 
 
 def class_labels(labels: ArrayLike | Tensor) -> NDArray[np.int64]:
@@ -129,6 +134,24 @@ def check_columns(what: str, found: Sequence[str], expected: Sequence[str]) -> N
     raise UserError(f"{what}: {problem}; expected {first(expected, 'column')}, as in fit.")
 
 
+def check_unseen(marks: NDArray[np.int64], seen: NDArray[Any] | None, rule: str) -> None:
+    r"""Refuses, or warns of, calibration items that fit has read.
+
+    Arguments:
+        marks: Their fingerprints, with shape :math:`(N)`.
+        seen: Those of what fit has read; None if that is not recorded.
+        rule: `"refuse"` or `"warn"`.
+    """
+    if seen is None:
+        log.warning("calibration: what trained this model is not recorded, so not compared.")
+    elif shared := count_shared(marks, seen):
+        message = f"calibration data: {shared} of {len(marks)} items were read in fit, "
+        message += "which voids the guarantee"
+        if rule == "refuse":
+            raise UserError(f"{message}; hold data out for it (or pass seen='warn').")
+        log.warning("%s", message)
+
+
 def fingerprints_of(values: Any) -> NDArray[np.int64]:  # noqa: ANN401
     r"""Returns the fingerprints of images or vectors, :math:`(N, *)`, few of them at a time."""
     starts = range(0, len(values), PIECE)
@@ -171,10 +194,11 @@ def for_calibration(
             f"fit: got {count} ID items, or copies of one, expected more: some train, some "
             "calibrate."
         )
-    return _rows(given, np.sort(rest)), _rows(given, np.sort(part)), None
+    return rows_of(given, np.sort(rest)), rows_of(given, np.sort(part)), None
 
 
-def _rows(given: Samples, rows: NDArray[np.intp]) -> Samples:
+def rows_of(given: Samples, rows: NDArray[np.intp]) -> Samples:
+    r"""Returns some of the items, in the order given."""
     if given.has_images:
         part = ImageSet(*given[:3]).subset(rows)
         return given._replace(values=part.images, labels=part.labels, names=part.names)

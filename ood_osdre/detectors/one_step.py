@@ -39,13 +39,12 @@ from .classifiers import TIMM, fit_on_classifier, read_backbone
 from .fitting import (
     HELD_OUT,
     Supported,
-    check_unseen,
     configured,
     prepare,
     train,
     warn_of_shuffling,
 )
-from .labels import as_input, check_like, class_labels, for_calibration, names_of
+from .labels import as_input, check_like, check_unseen, class_labels, for_calibration, names_of
 from .scorer import Scorer, TrainedModel, read_model, write_model
 
 NOT_FITTED = "is not fitted; call fit first"

@@ -119,7 +119,7 @@ class Validation:
     its own number, too) and their mean `val_auroc`. With a class head there is `val_accuracy`. A
     ratio's calibration (:mod:`ood_osdre.evaluation.calibration`) is that on ID and held-out
     reference images. Classes held out have another :math:`p_0` than that of training, so it is
-    to be compared between models only. The last call leaves `scores`: those of `id` and `near`.
+    to be compared between models only. The last call leaves `scores`, as `Outcome` has them.
 
     Arguments:
         id_val: ID validation images, with labels.
@@ -150,7 +150,8 @@ class Validation:
         self.id_held = id_held
         size = len(self.id_val)
         # Not more images than a validation every few hundred steps can afford.
-        self.near = {"near": thinned(near, limit or 2 * size).held().images}
+        near = thinned(near, limit or 2 * size).held()
+        self.near, self.near_names = {"near": near.images}, near.names
         if ood_val is not None:
             self.near["ood_val"] = thinned(ood_val, limit).held().images
         drawn = min(size, size * DRAWN // max(1, self.id_val.images.nbytes))
@@ -186,7 +187,10 @@ class Validation:
         score = partial(score_images, preprocess=self.preprocess, batch_size=self.batch_size)
         id_scores, predicted = score(model, self.id_val.images)
         scores = {name: score(model, x)[0] for name, x in (self.near | self.far).items()}
-        self.scores = {"id": id_scores, "near": scores["near"]}
+        self.scores = {
+            "id": (id_scores, self.id_val.labels, self.id_val.names),
+            "near": (scores["near"], [-1] * len(scores["near"]), self.near_names),
+        }
         auroc = {name: ood_metrics(id_scores, s).auroc for name, s in scores.items()}
         numbers = {f"val_far_{name}": auroc[name] for name in self.far}
         numbers["val_near"] = float(np.mean([auroc[name] for name in self.near]))
@@ -211,6 +215,7 @@ class Validation:
             least = FEW * (1 + int(train.labels.max()))
             twin.id_train = thinned(train, max(least, getattr(model, "neighbours", 0)))
         twin.near = {k: x[:FEW] for k, x in self.near.items()}
+        twin.near_names = self.near_names[:FEW]
         twin.far = {k: x[:FEW] for k, x in self.far.items()}
         return twin
 

@@ -70,9 +70,10 @@ class Outcome:
             learnable path. Empty before that.
         amp: The precision of the training: `none`, `bf16` or `fp16`; empty while it is not decided.
         steps: The number of all steps.
-        scores: The log-ratios of the validation of the selected step, larger = more ID, of held-out ID
-            data (`id`) and reference (`near`), each with shape :math:`(N)`. Empty where a validation
-            keeps none, or an earlier run made it: no checkpoint has them.
+        scores: The scores of the validation of the selected step, of held-out ID data (`id`) and
+            reference (`near`): of each the log-ratios, larger = more ID, with shape :math:`(N)`, the
+            labels and the names, as :meth:`~ood_osdre.evaluation.scores.Scores.add` takes them.
+            Empty where a validation keeps none, or an earlier run made it: no checkpoint has them.
     """
 
     step: int = 0
