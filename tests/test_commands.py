@@ -1,11 +1,13 @@
 r"""Tests of the command `ood-osdre`: from files to decisions, what it refuses, and what it leaves."""
 
+import base64
 import csv
 import io
 import json
 import logging
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -346,7 +348,7 @@ def test_fit_leaves_a_page_and_report_draws_it_anew(
     assert len(page.read_text(encoding="utf-8")) == pytest.approx(len(drawn), rel=0.01)
 
 
-def test_a_fit_says_how_it_was_made(root: Path, rows: Path) -> None:
+def test_a_fit_says_how_it_was_made(root: Path, rows: Path, tmp_path: Path) -> None:
     record = json.loads((root / "run" / "run.json").read_text())
     given = {entry["set"]: (entry["given"], entry["count"]) for entry in record["data"]["given"]}
     assert given["ID"] == (str(root / "id"), 36)  # of 40, a tenth of which calibrates
@@ -359,6 +361,31 @@ def test_a_fit_says_how_it_was_made(root: Path, rows: Path) -> None:
     assert "AUROC against the held-out reference" in text
     assert f"a tenth of {root / 'id'}" in text
     assert "<h3>Losses</h3>" not in text  # its one validation is no curve
+    # The worst of what was held out are shown, as they are in their files.
+    named = read_scores(root / "run" / "held_out.npz")
+    detector = OneStepDetector.load(root / "run", device="cpu")
+    for role, folder, sign in (("id", "id", 1), ("near", "reference", -1)):
+        (held,) = named.of(role).values()
+        again = detector.score([root / folder / name for name in held.name])
+        np.testing.assert_allclose(again, held.score, atol=1e-4)
+        worst = held.name[int(np.argmin(sign * held.score))]
+        pixels = decode(root / folder / worst, 64)
+        source = re.findall(rf'<img src="data:image/jpeg;base64,(\S+)" alt="{worst}">', text)
+        shown = [np.asarray(Image.open(io.BytesIO(base64.b64decode(found)))) for found in source]
+        assert min(np.abs(pixels - image.astype(float)).mean() for image in shown) < 12
+    for title in ("held-out reference: most taken for ID", "ID class 0 (cat): most rejected"):
+        assert title in text
+    # Files that have gone, or are no images any more, are names.
+    gone = shutil.copytree(root / "run", tmp_path / "run")
+    record["data"]["given"] = [
+        entry | {"given": str(tmp_path)} for entry in record["data"]["given"]
+    ]
+    (gone / "run.json").write_text(json.dumps(record))
+    (tmp_path / worst).write_text("no image")
+    assert main(["report", str(gone)]) == 0
+    text = (gone / "report.html").read_text(encoding="utf-8")
+    assert "<img" not in text
+    assert f'<figcaption title="{worst}">' in text
 
     # The scores are those that the log has the AUROC of, and of the model that was kept.
     last = json.loads((rows / "run" / "log.jsonl").read_text().splitlines()[-1])
@@ -371,7 +398,10 @@ def test_a_fit_says_how_it_was_made(root: Path, rows: Path) -> None:
         every = detector.score(str(rows / f"{name}.csv"))
         np.testing.assert_allclose(every[[int(row) for row in held.name]], held.score, atol=1e-3)
     page = (rows / "run" / "report.html").read_text(encoding="utf-8")
-    assert "<h3>Held-out data</h3>" in page
+    for title in ("Held-out data", "ROC", "ID: most rejected"):
+        assert f"<h3>{title}</h3>" in page
+    worst = others.name[int(np.argmax(others.score))]
+    assert f'<figcaption title="{worst}"><b>{others.score.max():.4g}</b>' in page
     assert "made by a program" not in page  # of vectors there are no such images
 
 

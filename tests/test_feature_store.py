@@ -248,6 +248,11 @@ def test_a_head_is_that_of_the_tensors_and_sees_few_rows_at_once(
         fitted = heads.fit_head(head, wrap(x_1), wrap(x_0), mixed=mixed)
         assert fitted.outcome.finished
         models.append(fitted.model)
+        scores, _, rows = fitted.outcome.scores["id"]  # of the rows that were watched
+        with torch.no_grad():
+            torch.testing.assert_close(
+                fitted.model.log_ratio(x_1[rows]), torch.as_tensor(scores), rtol=1e-3, atol=1e-4
+            )
     for one, other in zip(taken[:2], taken[2:], strict=True):
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
     assert Watched.most <= 61

@@ -1,8 +1,8 @@
 r"""`report.html`: a run, an evaluation or the average of several seeds as one page to look at.
 
 The page is made from the files of a folder alone, at any time, and needs no network: figures are in
-it as SVG, images as small JPEGs. Those that the scorer gets most wrong are shown if the benchmark's
-images are at hand, and else their names. What a folder does not hold has no section.
+it as SVG, images as small JPEGs. Those that the scorer gets most wrong are shown if a benchmark's
+images, or a fit's files, are at hand, and else their names. What a folder lacks has no section.
 """
 
 __all__ = ["HELD_OUT", "REPORT", "report_beside", "write_report"]
@@ -22,9 +22,10 @@ import pandas as pd
 from markupsafe import Markup
 from PIL import Image
 
-from ..data.sets import group_of
+from ..data.images import image_files
+from ..data.sets import ImageSet, group_of
 from ..errors import UserError, one_line
-from ..files import is_regular, local, write_text_atomic
+from ..files import is_folder, is_regular, local, write_text_atomic
 from ..options import flat
 from ..training.checkpoint import MODEL, checkpoint_path, read_checkpoint
 from ..training.run import LOG, RECORD
@@ -38,7 +39,7 @@ from .scores import OOD_ROLES, Scores, read_scores
 from .tables import COLUMNS
 
 if TYPE_CHECKING:
-    from ..data import BenchmarkData, ImageSet
+    from ..data import BenchmarkData
 
 REPORT = "report.html"
 # The seeds of an average that are drawn in its page; each has one of its own, too.
@@ -228,7 +229,8 @@ def _run(folder: Path, data: "BenchmarkData | None") -> Row:
         scores = read_scores(folder / "scores.npz")
         what = score_label(record.get("config", {}), scores)
         run |= {"what": what, "densities": densities(scores, what), "rankings": rankings(scores)}
-        run["gallery"] = list(_gallery(scores, data))
+        images = {} if data is None else {**data.near, **data.far, "": data.id_test}
+        run["gallery"] = list(_gallery(scores, images))
         run["flagged"] = [] if conformal is None else _flagged(scores, conformal)
     histories, is_fit = _histories(folder, record), not record.get("benchmark")
     names = VALIDATED if is_fit else {}
@@ -245,7 +247,9 @@ def _run(folder: Path, data: "BenchmarkData | None") -> Row:
         run["validation"].pop(VALIDATED["val_auroc"], None)  # there is one alone
     if (folder / HELD_OUT).is_file():
         threshold = None if conformal is None else conformal.threshold
-        run["held_out"] = held_out(read_scores(folder / HELD_OUT), threshold)
+        scores = read_scores(folder / HELD_OUT)
+        run |= {"held_out": held_out(scores, threshold), "rankings": rankings(scores)}
+        run["gallery"] = list(_gallery(scores, _given(record, scores), threshold))
     run["calibration"] = {CALIBRATED[k]: v for k, v in known[0].items()} if known else {}
     return run
 
@@ -279,32 +283,49 @@ def _histories(folder: Path, record: Mapping[str, Any]) -> dict[str, list[Row]]:
     return found or {"": record.get("validation", {}).get("history", [])}
 
 
-def _gallery(scores: Scores, data: "BenchmarkData | None") -> Iterator[Wrong]:
+def _given(record: Mapping[str, Any], scores: Scores) -> dict[str, ImageSet]:
+    r"""Returns the files of what a fit held out, by set, whether or not they are still there."""
+    given = {entry["set"]: entry["given"] for entry in record.get("data", {}).get("given", [])}
+    found = {}
+    for role, what in (("id", "ID"), ("near", "reference")):
+        for name, held in scores.of(role).items() if what in given else ():
+            path = local(given[what])  # a folder, or a list in one
+            files = image_files(path if is_folder(path) else path.parent, held.name, SIDE, name)
+            found["" if role == "id" else name] = ImageSet(files, held.label, held.name)
+    return found
+
+
+def _gallery(
+    scores: Scores, images_of: Mapping[str, ImageSet], threshold: float | None = None
+) -> Iterator[Wrong]:
     r"""Yields the images of each OOD set most taken for ID, then those of each class most rejected.
 
-    Images end where all together would take too much of the page; the names go on.
+    Shares are at a threshold, that which keeps 95 % of ID if none is given that flags anything.
+    Images, of which those of the ID set have an empty name, end where all together would take too
+    much of the page; the names go on.
     """
     (of_id,) = scores.of("id").values()
-    kept, left = -threshold95(-of_id.score), BYTES
+    kept = -threshold95(-of_id.score)
+    kept, left = threshold if threshold is not None and np.isfinite(threshold) else kept, BYTES
     rows = []
     for role in OOD_ROLES:
         for name, s in scores.of(role).items():
             order = np.argsort(-s.score, kind="stable")[:PER_SET]
             share = float(np.mean(s.score >= kept))
             note = f"{100 * share:.1f} % of {s.score.size:,} score at least {kept:.4g}"
-            images = None if data is None else getattr(data, role).get(name)
-            rows.append((f"{name}: most taken for ID", note, s, order, images))
+            rows.append((f"{name}: most taken for ID", note, s, order, images_of.get(name)))
     classes = np.unique(of_id.label)
     each = PER_CLASS if len(classes) <= FEW else PER_CLASS_OF_MANY
+    each = each if classes[-1] >= 0 else PER_SET
     for label in classes:
         own = np.flatnonzero(of_id.label == label)
         order = own[np.argsort(of_id.score[own], kind="stable")][:each]
         share = float(np.mean(of_id.score[own] < kept))
         groups = {group_of(of_id.name[i]) for i in own} - {str(label), ""}
-        title = f"class {label}" + (f" ({groups.pop()})" if len(groups) == 1 else "")
+        title = f"ID class {label}" if label >= 0 else "ID"
+        title += f" ({groups.pop()})" if len(groups) == 1 else ""
         note = f"{100 * share:.1f} % of {own.size:,} score less than {kept:.4g}"
-        images = None if data is None else data.id_test
-        rows.append((f"ID {title}: most rejected", note, of_id, order, images))
+        rows.append((f"{title}: most rejected", note, of_id, order, images_of.get("")))
     side = SIDE if len(rows) <= FEW else SIDE_OF_MANY
     for title, note, s, order, images in rows:
         # Scores of other images than these, of an old run, say.
@@ -317,9 +338,12 @@ def _gallery(scores: Scores, data: "BenchmarkData | None") -> Iterator[Wrong]:
         yield Wrong(title, note, cells)
 
 
-def _thumbnail(images: "ImageSet", index: int, side: int) -> str:
-    r"""Returns the data URL of an image, made smaller if it is larger than a side."""
-    image, file = Image.fromarray(np.asarray(images.images[index])), io.BytesIO()
+def _thumbnail(images: ImageSet, index: int, side: int) -> str | None:
+    r"""Returns the data URL of an image, made smaller if it is larger than a side; None without."""
+    try:
+        image, file = Image.fromarray(np.asarray(images.images[index])), io.BytesIO()
+    except UserError:  # a file that has gone
+        return None
     image.thumbnail((side, side))
     image.save(file, "JPEG", quality=85, subsampling=0)
     return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()
