@@ -453,12 +453,14 @@ def test_id_images_in_the_reference_are_split_with_their_copies(
         taken.extend([batches.id_train, batches.reference])
         return Fit(model, Outcome(finished=True))
 
-    def watch(*held: Tensor) -> Callable[[nn.Module], dict[str, float]]:
-        taken.extend(held)
+    def watch(
+        id_held: Tensor, held: Tensor, *_: object
+    ) -> Callable[[nn.Module], dict[str, float]]:
+        taken.extend((id_held, held))
         return lambda _: {}
 
     monkeypatch.setattr(heads, "fit", fit)
-    monkeypatch.setattr(heads, "_held_out_numbers", watch)
+    monkeypatch.setattr(heads, "_HeldOut", watch)
     x_1, x_0 = torch.randn(100, 8), torch.randn(80, 8) + 9
     heads.fit_head(HeadConfig(held_out=0.25), x_1, x_0, mixed=20)
     id_held, held, id_train, train = taken[:4]
@@ -487,7 +489,8 @@ def test_a_head_is_calibrated_on_what_it_was_not_trained_on_as_its_objective_see
         (flat, noisy, 0.0),
         (steep, noisy, 2 * m * m * eps),  # log E exp(2 m w), w ~ N(-m, 1 + eps)
     ):
-        numbers = heads._held_out_numbers(*ends, "x")(ratio)
+        rows = (torch.arange(100_000),) * 2
+        numbers = heads._HeldOut(*ends, rows, "x")(ratio)
         assert numbers["x_log_mass_0"] == pytest.approx(mass, abs=0.03)
         assert numbers["x_log_mass_1"] == pytest.approx(mass, abs=0.03)
     both = ["held_out", "held_out_noisy"]
