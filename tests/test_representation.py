@@ -641,7 +641,11 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], dict[str, object], str]] = {
         {},
         "ID features: 60 of 60 inputs hold NaN",
     ),
-    "singular": (lambda p: write_classifier(p / "c", 0.0), {}, "vary in 0 directions"),
+    "all alike": (
+        lambda p: write_classifier(p / "c", 0.0),
+        {},
+        "all 60 of a set are copies of one",
+    ),
     "no name": (lambda p: "timm:resnet18", {}, "expected timm:NAME@FILE"),
     "unknown name": (lambda p: "timm:resnet_18@x", {}, "no model 'resnet_18' .did you mean"),
     "no layer": (lambda p: None, {"layers": ["net.layer9"]}, "offers no layer 'net.layer9'"),
