@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from matplotlib import image
 from matplotlib.figure import Figure
+from PIL import Image
 
 from ood_osdre.evaluation import score_plots as plots
-from ood_osdre.evaluation.plots import Line, Panel, as_svg, over_steps, stroke
+from ood_osdre.evaluation.plots import Line, Panel, as_svg, over_steps, save_png, stroke
 from ood_osdre.evaluation.score_plots import draw_scores, held_out, rankings, score_label
 from ood_osdre.evaluation.scores import Scores
 
@@ -174,3 +175,22 @@ def test_what_scores_are_called() -> None:
     assert score_label({**classifier, "head": {}}, scores) == "score of a classifier (msp)"
     assert score_label({**classifier, "head": {"rank": 4}}, scores) == "log-ratio (nats)"
     assert score_label({}, Scores(["a"])) == "sum of standardised parts"
+
+
+def test_letters_beside_a_picture_stay_grey(tmp_path: Path) -> None:
+    figure = Figure(figsize=(5, 3))
+    ax = figure.subplots()
+    x = np.linspace(-3, 3, 200)
+    ax.imshow(np.exp(-((np.hypot(x, x[:, None]) - 1.5) ** 2)) * (1 + 0.3 * np.cos(3 * x)))
+    ax.set_title("a picture in viridis, with letters in grey", color="0.3")
+    figure.savefig(tmp_path / "full.png")
+    save_png(figure, tmp_path / "reduced.png")
+    full, reduced = (
+        np.asarray(Image.open(tmp_path / f"{n}.png").convert("RGB"), dtype=int)
+        for n in ("full", "reduced")
+    )
+    grey = np.ptp(full, axis=2) == 0
+    assert np.ptp(reduced[grey], axis=1).max() <= 3
+    assert np.abs(reduced - full)[grey].max() <= 6
+    size = [(tmp_path / f"{n}.png").stat().st_size for n in ("full", "reduced")]
+    assert size[1] < 0.6 * size[0]

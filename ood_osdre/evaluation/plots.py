@@ -171,7 +171,7 @@ def draw_panels(path: str | os.PathLike[str], panels: Sequence[Panel], title: st
 
 
 def save_png(figure: Figure, path: str | os.PathLike[str], dpi: float | None = None) -> None:
-    r"""Writes a figure atomically as PNG, in 128 colours: that takes a third of the size.
+    r"""Writes a figure atomically as PNG, in 256 colours: that takes a third of the size.
 
     Arguments:
         figure: The figure.
@@ -180,8 +180,11 @@ def save_png(figure: Figure, path: str | os.PathLike[str], dpi: float | None = N
     """
     with atomic_path(path) as temporary:
         figure.savefig(temporary, format="png", dpi=dpi or "figure")
+        # Colours are spread over those there are: the median cut spends them on large areas, and
+        # grey letters beside a picture in viridis turn green.
+        method = Image.Quantize.MAXCOVERAGE
         with Image.open(temporary) as image:
-            reduced = image.convert("RGB").quantize(128, dither=Image.Dither.NONE)
+            reduced = image.convert("RGB").quantize(256, method, dither=Image.Dither.NONE)
         reduced.save(temporary, format="PNG", optimize=True)
 
 
