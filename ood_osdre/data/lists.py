@@ -33,6 +33,8 @@ from ..files import is_regular, write_text_atomic
 LABEL = re.compile(r"-1|\d{1,9}")
 # Formats that Pillow recognises, but leaves to other programs to read.
 STUBS = frozenset(("BUFR", "GRIB", "HDF5", "MPEG", "WMF"))
+# What a message names of some 65 suffixes, to be read in one line.
+COMMON = (".jpg", ".png", ".tif", ".webp", ".gif", ".bmp")
 
 log = logging.getLogger(__name__)
 
@@ -128,7 +130,8 @@ def list_folder(folder: Path) -> ImageList:
     ]
     if bad or not names:
         found = first(bad, "other file") if bad else "none"
-        kinds = " ".join(sorted(image_suffixes()))
+        others = len(image_suffixes() - set(COMMON))
+        kinds = f"{' '.join(COMMON)} and {others} more that Pillow reads"
         raise UserError(f"{folder}: got {found}, expected images ({kinds}) with names in UTF-8")
     return image_list(names, [-1] * len(names))
 
