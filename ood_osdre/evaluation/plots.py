@@ -152,7 +152,7 @@ def draw_panels(path: str | os.PathLike[str], panels: Sequence[Panel], title: st
     r"""Draws panels side by side on common axes, a legend below each, into an image.
 
     Arguments:
-        path: The image to write, atomically; its suffix is the format.
+        path: The PNG file to write, atomically.
         panels: The panels, at least one.
         title: The title of the figure.
     """

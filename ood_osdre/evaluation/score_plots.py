@@ -56,7 +56,7 @@ def draw_scores(
     r"""Draws the density of the ID scores against each near and each far set, a panel each.
 
     Arguments:
-        path: The image to write, atomically; its suffix is the format.
+        path: The PNG file to write, atomically.
         scores: The scores of one ID set and at least one OOD set; a role without sets has no panel.
         title: The title, which names the benchmark.
         what: What the scores are, see :func:`score_label`.
