@@ -77,7 +77,7 @@ def test_no_split_has_a_copy_on_both_sides() -> None:
         [PICK[part, None] for part in _hold_out(PICK, np.random.default_rng(0))],
         [rows[part] for part in _split(torch.as_tensor(rows), 0.1, 0, 1)],
     ]
-    source = source_of("rows", rows, 0.25, Generator().manual_seed(0))
+    source = source_of("rows", rows, 0.25, Generator().manual_seed(0), 4)
     assert source.kept is not None
     splits.append([source.kept.numpy(), source.draw(5000, Generator().manual_seed(0)).numpy()])
     images = np.zeros((3000, 1, 1, 3), np.uint8)

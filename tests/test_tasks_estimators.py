@@ -12,10 +12,11 @@ from ood_osdre.models.bases import KERNELS, RBFBasis
 from ood_osdre.models.networks import QuadraticFeatures
 from ood_osdre.objectives import Batch, EndPointLoss
 from ood_osdre.paths.quadrature import composite_rule
+from ood_osdre.tasks.draws import check_drawn
 from ood_osdre.tasks.features import OrthonormalBasis, TimeConditionedFeatures
 from ood_osdre.tasks.fit import METHODS, FitOptions, RatioFit, divergence, fit_ratio
 from ood_osdre.tasks.gaussians import GaussianPair
-from ood_osdre.tasks.rows import Affine, check_pairs
+from ood_osdre.tasks.rows import Affine
 
 QUICK = FitOptions(steps=100, batch_size=256, lr=0.1, backbone="quadratic", size=8, evaluations=8)
 
@@ -288,7 +289,7 @@ def test_points_far_from_zero_keep_their_differences(kind: str) -> None:
     x = torch.randn(500, 3, generator=torch.Generator().manual_seed(0)).double()
     x = torch.round(x * 2**20) / 2**20  # exact beside the shift
     shift = 0.0 if kind == "no" else 1.6e9
-    (far, _), (near, _) = (check_pairs("x", (x + s, x + s), 3) for s in (shift, 0.0))
+    (far, _), (near, _) = (check_drawn("x", (x + s, x + s), 2, 3) for s in (shift, 0.0))
     expected = Affine.of(near.double(), kind)(near)
     found = Affine.of(far, kind)(far)
     assert found.dtype == torch.float32

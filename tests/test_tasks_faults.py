@@ -267,9 +267,34 @@ def test_what_a_function_draws_is_checked_once(draw: Callable[..., Any], found: 
 
 
 def test_a_reference_that_draws_something_else_is_refused() -> None:
-    for draw in (lambda n, g: np.zeros((n, 2)), lambda n, g: torch.zeros(n, 1)):
+    wrong: list[Any] = [lambda n, g: np.zeros((n, 2)), lambda n, g: torch.zeros(n, 1), shifted]
+    for draw, found in zip(wrong, ("ndarray", r"\(50000, 1\)", r"\(50000, 2\).*, "), strict=True):
         tracker = KLTracker(2, reference=draw)
-        refused("draw_pairs: got ", r"\(8192, 2\)", tracker.update, np.c_[X, Y])
+        message = f"{found}.*; expected a finite floating-point tensor with shape .*, 2"
+        refused("reference: got ", message, tracker.update, np.c_[X, Y])
+
+
+@pytest.mark.parametrize(
+    ("draw", "found"),
+    [
+        (lambda n: torch.zeros(n, 2), r"a function of \(n\)"),
+        (lambda n, *, generator: torch.zeros(n, 2), r"a function of \(n, \*, generator\)"),
+        (lambda n, g, seed: torch.zeros(n, 2), r"a function of \(n, g, seed\)"),
+    ],
+)
+def test_functions_of_other_arguments_are_refused(draw: Callable[..., Any], found: str) -> None:
+    message = f"got {found}, expected a function of \\(n, generator\\)"
+    refused("reference", message, lambda: KLTracker(2, reference=draw))
+    refused("current", message, KLTracker(2).update, draw)
+    refused("draw_pairs", message, fit_ratio, "os-dre", draw, 2, QUICK)
+
+
+def test_what_is_no_function_draws_nothing() -> None:
+    refused("draw_pairs", "got ndarray, expected a function", fit_ratio, "os-dre", X, 1, QUICK)
+    # What a function raises itself is not ours to reword.
+    with pytest.raises(TypeError, match="unsupported operand"):
+        KLTracker(1, reference=lambda n, generator: n + "1").update(X)
+    refused("current", "expected two finite", KLTracker(1).update, lambda n, g: torch.zeros(n, 1))
 
 
 @pytest.mark.parametrize(

@@ -319,8 +319,8 @@ def test_every_block_of_the_page_runs(
         space = runpy.run_path(str(script), space)
         spaces.append(space)
         lines.append(len(capsys.readouterr().out.splitlines()))
-    assert lines == [3, 2, 1]
-    monitor, space = blocks[1], spaces[1]
+    assert lines == [3, 0, 2, 1]
+    monitor, space = blocks[2], spaces[2]
     printed = [line.split("#")[1].split() for line in monitor.splitlines() if "print(" in line]
     (alarm, _, start, *_), (difference, *_) = printed
     report = space["report"]

@@ -11,6 +11,7 @@ __all__ = [
     "DrawnBatches",
     "Sampler",
     "Source",
+    "check_drawn",
     "error_of_mean",
     "firsts",
     "marks_of",
@@ -31,10 +32,20 @@ from scipy.stats import rankdata
 from torch import Generator, Tensor
 
 from ..data.sets import cut_apart, fingerprints
+from ..errors import UserError
 from ..objectives import Batch
 from ..training.batches import Batches, Pairs, Stream, step_generator
 from .methods import FitOptions
-from .rows import MOST_REPEATED, Affine, Whitening, check_pairs, check_rows, repetition
+from .rows import (
+    MOST_REPEATED,
+    Affine,
+    Whitening,
+    check_rows,
+    check_signature,
+    read_rows,
+    refuse_constant,
+    repetition,
+)
 
 Array = NDArray[np.float64]
 Sampler: TypeAlias = Callable[[int, Generator], Tensor]
@@ -178,6 +189,64 @@ def whitened_parts(
     return whitening, marks[picked[0]], [whitening(part).to(dtype) for part in parts]
 
 
+def check_drawn(
+    name: str,
+    drawn: object,
+    sources: int,
+    dim: int,
+    size: int | None = None,
+    device: torch.device | None = None,
+) -> tuple[Tensor, ...]:
+    r"""Returns the points of one or both sources, or says what is wrong with them.
+
+    They have the default type, or double precision if they came in it.
+
+    Arguments:
+        name: What the error calls them.
+        drawn: The points of :math:`p_0`, of two sources a pair with those of :math:`p_1`, each
+            with shape :math:`(N, d)`.
+        sources: The number of sources, 1 or 2.
+        dim: The dimension :math:`d`.
+        size: The number :math:`N`; None for any but none.
+        device: The device they should be on; None for any.
+
+    Raises:
+        UserError: If they are something else, or some are not finite.
+    """
+    both: list[Any] = list(drawn) if isinstance(drawn, tuple | list) else [drawn]
+    fits = len(both) == sources and all(
+        isinstance(x, Tensor)
+        and x.is_floating_point()
+        and x.shape == (size or max(len(both[0]), 1), dim)
+        and (device is None or x.device.type == device.type)
+        for x in both
+    )
+    if fits:
+        bad = [int((~torch.isfinite(x)).any(dim=1).sum()) for x in both]
+        problem = " and ".join(
+            f"{n} of {len(x)} points of p_{i} not finite"
+            for i, (n, x) in enumerate(zip(bad, both, strict=True))
+            if n
+        )
+    else:
+        problem = ", ".join(
+            f"{tuple(x.shape)} {x.dtype} on {x.device}"
+            if isinstance(x, Tensor)
+            else type(x).__name__
+            for x in both
+        )
+    if problem:
+        where = "" if device is None else f" on {device}"
+        tensors = "two finite floating-point tensors"
+        tensors = tensors if sources == 2 else "a finite floating-point tensor"
+        raise UserError(
+            f"{name}: got {problem}; expected {tensors} with shape ({size or 'N'}, {dim}){where}."
+        )
+    dtype = torch.get_default_dtype()
+    # A mean is subtracted before single precision may round: of large numbers it leaves nothing.
+    return tuple(x.detach().to(torch.promote_types(x.dtype, dtype)) for x in both)
+
+
 class DrawnBatches(Batches):
     r"""Batches that a function draws, standardised, with a probe beside the noise.
 
@@ -189,8 +258,9 @@ class DrawnBatches(Batches):
     ) -> None:
         super().__init__(options.batch_size, options.seed, options.device)
         generator = step_generator(options.seed, Stream.MOMENTS, 0, options.device)
-        first = draw_pairs(FIRST, generator)
-        first = check_pairs("draw_pairs", first, dim, FIRST, generator.device)
+        check_signature("draw_pairs", draw_pairs)
+        drawn = draw_pairs(FIRST, generator)
+        first = check_drawn("draw_pairs", drawn, 2, dim, FIRST, generator.device)
         if affine is None:
             block = options.block if options.backbone == "block_quadratic" else None
             affine = Affine.of(torch.cat(first), options.standardise, block)
@@ -206,8 +276,8 @@ class DrawnBatches(Batches):
     def held_out(self, pairs: tuple[Tensor, Tensor], dim: int) -> Batch:
         r"""Returns the batch of some pairs of dimension `dim`, always with the same noise."""
         generator = step_generator(self.seed, Stream.HELD_OUT, 0, self.device)
-        pairs = check_pairs("held_out", pairs, dim)
-        return self.completed(self._standardised(pairs), generator)
+        checked = check_drawn("held_out", pairs, 2, dim)
+        return self.completed(self._standardised(checked), generator)
 
     def completed(self, pairs: Pairs, generator: Generator) -> Batch:  # noqa: D102
         x_0, x_1, _ = pairs
@@ -217,7 +287,7 @@ class DrawnBatches(Batches):
         )
         return Batch(x_0, x_1, t.to(x_0), noise, probe=probe)
 
-    def _standardised(self, pairs: tuple[Tensor, Tensor]) -> Pairs:
+    def _standardised(self, pairs: tuple[Tensor, ...]) -> Pairs:
         return Pairs(*(self.affine(x.detach()) for x in pairs))
 
 
@@ -239,15 +309,24 @@ class Source(NamedTuple):
         return self.draw(count, generator) if self.kept is None else self.kept
 
 
-def source_of(name: str, rows: Array, share: float, generator: Generator) -> Source:
+def source_of(
+    name: str, values: object, share: float, generator: Generator, dim: int, least: int = 1
+) -> Source:
     r"""Returns what draws rows with replacement, but for a share that is kept with its copies.
 
     Arguments:
-        name: What warnings call the rows.
-        rows: The rows, with shape :math:`(n, d)`.
+        name: What warnings and errors call the rows.
+        values: The rows, with shape :math:`(n, d)`, or a function that draws fresh ones.
         share: The share.
         generator: Chooses the rows that are kept, on the device of the points.
+        dim: The dimension :math:`d`.
+        least: The least number of rows.
     """
+    if callable(values):
+        check_signature(name, values)
+        return Source(values)
+    rows = read_rows(name, values, dim, least)
+    refuse_constant(name, rows)  # its divergence is infinite
     marks = marks_of(name, rows)
     warn_of_order(name, rows[firsts(marks)])
     points = torch.as_tensor(rows).to(generator.device)

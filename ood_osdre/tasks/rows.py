@@ -1,15 +1,15 @@
 r"""A user's rows of numbers: checked where they come in, and the linear maps of rows.
 
 Every array of a user passes :func:`read_rows` once. What more a density needs of its rows is in
-:func:`check_rows`, what a function may draw for a fit in :func:`check_pairs`.
+:func:`check_rows`; what a function draws for a fit is checked in :mod:`ood_osdre.tasks.draws`.
 """
 
 __all__ = [
     "Affine",
     "Parts",
     "Whitening",
-    "check_pairs",
     "check_rows",
+    "check_signature",
     "read_log_ratios",
     "read_paired",
     "read_rows",
@@ -19,6 +19,7 @@ __all__ = [
     "repetition",
 ]
 
+import inspect
 from collections.abc import Callable, Sized
 from typing import Any, NamedTuple
 
@@ -42,6 +43,8 @@ LEAST_VARIANCE = 1e-10
 MOST_REPEATED, LEAST_DISTINCT = 0.05, 0.1
 # Larger numbers are no log-ratios: their squares, and so a standard error, would overflow.
 LARGEST = 1e150
+# The characters of a signature that a message shows.
+WIDTH = 80
 
 
 def read_rows(name: str, values: object, columns: int | None = None, least: int = 1) -> Array:
@@ -197,59 +200,22 @@ def _obstacle(x: Array, least: int) -> str | None:
     return None
 
 
-def check_pairs(
-    name: str,
-    pairs: tuple[Tensor, Tensor],
-    dim: int,
-    size: int | None = None,
-    device: torch.device | None = None,
-) -> tuple[Tensor, Tensor]:
-    r"""Returns points of both sources, or says what is wrong with them.
-
-    They have the default type, or double precision if they came in it.
+def check_signature(name: str, draw: object) -> None:
+    r"""Refuses what cannot be called with a number and a generator, with a :class:`UserError`.
 
     Arguments:
-        name: What the error calls them.
-        pairs: The points of :math:`p_0` and of :math:`p_1`, each with shape :math:`(N, d)`.
-        dim: The dimension :math:`d`.
-        size: The number :math:`N`; None for any but none.
-        device: The device they should be on; None for any.
-
-    Raises:
-        UserError: If they are something else, or some are not finite.
+        name: What the error calls it.
+        draw: The function; a built-in one may have no signature to look at.
     """
-    both = list(pairs) if isinstance(pairs, tuple | list) else [pairs]
-    fits = len(both) == 2 and all(
-        isinstance(x, Tensor)
-        and x.is_floating_point()
-        and x.shape == (size or max(len(both[0]), 1), dim)
-        and (device is None or x.device.type == device.type)
-        for x in both
-    )
-    if fits:
-        bad = [int((~torch.isfinite(x)).any(dim=1).sum()) for x in both]
-        problem = " and ".join(
-            f"{n} of {len(x)} points of p_{i} not finite"
-            for i, (n, x) in enumerate(zip(bad, both, strict=True))
-            if n
-        )
-    else:
-        problem = ", ".join(
-            f"{tuple(x.shape)} {x.dtype} on {x.device}"
-            if isinstance(x, Tensor)
-            else type(x).__name__
-            for x in both
-        )
-    if problem:
-        where = "" if device is None else f" on {device}"
-        raise UserError(
-            f"{name}: got {problem}; expected two finite floating-point tensors with shape "
-            f"({size or 'N'}, {dim}){where}."
-        )
-    dtype = torch.get_default_dtype()
-    # A mean is subtracted before single precision may round: of large numbers it leaves nothing.
-    x_0, x_1 = (x.detach().to(torch.promote_types(x.dtype, dtype)) for x in both)
-    return x_0, x_1
+    found = type(draw).__name__
+    try:
+        signature = inspect.signature(draw)  # type: ignore[arg-type]  # a TypeError of any other
+        found = f"a function of {' '.join(str(signature).split())[:WIDTH]}"
+        signature.bind(1, None)
+    except TypeError:
+        raise UserError(f"{name}: got {found}, expected a function of (n, generator).") from None
+    except ValueError:
+        pass
 
 
 class Affine(NamedTuple):

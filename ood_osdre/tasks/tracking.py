@@ -1,10 +1,8 @@
 r"""Watches a stream: how far it has come from a reference, and when to raise an alarm.
 
-**A refitted ratio** estimates the divergence :math:`\mathrm{KL}(p_t \| p_0)` of a stream from a
-fixed reference: :class:`KLTracker`.
-
-**A fixed detector** :math:`\log r = \log p_1 / p_0` tells less: :class:`DriftMonitor`. Of inputs
-from a current distribution :math:`q` it gives
+A ratio that is refitted, :class:`KLTracker`, estimates the divergence of the stream. **A fixed
+detector** :math:`\log r = \log p_1 / p_0`, :class:`DriftMonitor`, tells less: of inputs from a
+current distribution :math:`q` it gives
 
 .. math:: \mathbb{E}_q[\log r] = \mathrm{KL}(q \| p_0) - \mathrm{KL}(q \| p_1) \, ,
 
@@ -49,10 +47,10 @@ from torch import Generator, Tensor
 from ..errors import UserError
 from ..options import shown
 from ..training.batches import Stream, step_generator
-from .draws import Sampler, Source, error_of_mean, firsts, marks_of, source_of, warn_of_order
+from . import draws
 from .fit import DrawPairs, RatioFit, divergence, fit_ratio
 from .methods import METHODS, FitOptions, OptionsLike, check_method, fit_options
-from .rows import read_log_ratios, read_rows, refuse_constant
+from .rows import check_signature, read_log_ratios
 
 log = logging.getLogger(__name__)
 
@@ -136,7 +134,7 @@ class KLTracker:
         dim: int,
         method: str = "os-dre",
         options: OptionsLike = None,
-        reference: ArrayLike | Sampler | None = None,
+        reference: ArrayLike | draws.Sampler | None = None,
     ) -> None:
         check_method(method, METHODS)
         self.dim, self.method = dim, method
@@ -166,7 +164,9 @@ class KLTracker:
         options = self.options.replace(seed=self.options.seed + self.steps)
         generator = step_generator(options.seed, Stream.TEST, 0, options.device)
         if callable(current):
+            check_signature("current", current)
             draw_pairs, few, many, marks = current, current(WATCHED, generator), None, None
+            draws.check_drawn("current", few, 2, self.dim, WATCHED, generator.device)
         else:
             if self._reference is None:
                 raise UserError("window: got points, but the tracker has no 'reference'.")
@@ -176,20 +176,22 @@ class KLTracker:
                 return reference.draw(n, generator), window.draw(n, generator)
 
             held = [p.held_out(HELD_OUT, generator) for p in (reference, window)]
+            if reference.kept is None:
+                draws.check_drawn("reference", held[0], 1, self.dim, HELD_OUT, generator.device)
             few = many = held[0], held[1]
             marks = window.marks
 
-        def watch(fit: RatioFit) -> dict[str, float]:
-            return {"estimate": divergence(fit, *few)}
-
-        self.fit = fit_ratio(self.method, draw_pairs, self.dim, options, self.fit, watch=watch)
+        self.fit = fit_ratio(
+            *(self.method, draw_pairs, self.dim, options, self.fit),
+            watch=lambda fit: {"estimate": divergence(fit, *few)},
+        )
         self.steps += 1
         many = draw_pairs(HELD_OUT, generator) if many is None else many
         value = divergence(self.fit, *many)
         error = None
         if self.fit.method.bound == "mean":
             values = self.fit.log_ratio(many[1]).double().cpu().numpy()
-            error = error_of_mean(values, np.arange(len(values)) if marks is None else marks)
+            error = draws.error_of_mean(values, np.arange(len(values)) if marks is None else marks)
         if value > math.log(len(many[1])):
             log.warning(
                 "divergence: %.2f nats is more than the log of the %d held-out points; it rests on "
@@ -199,15 +201,10 @@ class KLTracker:
         history = [(h["step"] / options.steps, h["estimate"]) for h in self.fit.history]
         return Tracked(value, history, self.fit.seconds, error)
 
-    def _source(self, name: str, values: ArrayLike | Sampler) -> Source:
-        if callable(values):
-            return Source(values)
-        rows = read_rows(name, values, self.dim, LEAST_WINDOW)
-        refuse_constant(name, rows)  # its divergence is infinite
-        generator = step_generator(
-            self.options.seed + self.steps, Stream.TEST, 1, self.options.device
-        )
-        return source_of(name, rows, SHARE, generator)
+    def _source(self, name: str, values: ArrayLike | draws.Sampler) -> draws.Source:
+        seed, device = self.options.seed + self.steps, self.options.device
+        generator = step_generator(seed, Stream.TEST, 1, device)
+        return draws.source_of(name, values, SHARE, generator, self.dim, LEAST_WINDOW)
 
 
 class DriftReport(NamedTuple):
@@ -324,8 +321,10 @@ class DriftMonitor:
             calibration = calibration.detach().float().cpu().numpy()
         if isinstance(calibration, np.ndarray):
             # A copy is no input more, and the guarantee is for inputs in any order.
-            scores = scores[firsts(marks_of("calibration", calibration.reshape(len(scores), -1)))]
-        warn_of_order("calibration scores", scores[:, None])
+            scores = scores[
+                draws.firsts(draws.marks_of("calibration", calibration.reshape(len(scores), -1)))
+            ]
+        draws.warn_of_order("calibration scores", scores[:, None])
         self.baseline = float(scores.mean())
         self._sorted = sorted(scores.tolist())
         self._latest: deque[float] = deque(maxlen=self.window)
