@@ -26,7 +26,7 @@ from ood_osdre.tasks.fit import DrawPairs, RatioFit
 from ood_osdre.tasks.gaussians import SCENARIOS, scenario
 from ood_osdre.tasks.suites import kl
 from ood_osdre.tasks.suites.kl import lag
-from ood_osdre.tasks.tracking import QUADRATIC, DriftMonitor, KLTracker, Tracked
+from ood_osdre.tasks.tracking import QUADRATIC, DriftMonitor, DriftReport, KLTracker, Tracked
 
 
 @pytest.fixture(autouse=True)
@@ -260,6 +260,19 @@ def test_divergence_difference_is_what_it_is_called() -> None:
     assert report.divergence_difference == pytest.approx(difference, abs=4 * report.standard_error)
     assert report.standard_error < 0.01
     assert report.baseline == pytest.approx(math.log(2) - 0.375, abs=0.1)
+
+
+def test_reprs_of_trackers_and_monitors_are_one_line() -> None:
+    monitor = DriftMonitor(same, np.arange(100.0) / 3, run_length=1e4)
+    assert repr(monitor) == "DriftMonitor(0 inputs, calibrated at 16.5 nats, no alarm)"
+    assert repr(KLTracker(2)) == "KLTracker(os-dre, 2 columns, 0 updates)"
+    report = DriftReport(600, -19 / 6, 0.2345, 1.23456789, 12345.678, None, None)
+    shown = "600 inputs, -3.167 ± 0.23 nats, calibrated at 1.235, statistic 1.235e+04"
+    assert repr(report) == f"DriftReport({shown}, no alarm)"
+    late = report._replace(alarm=310, start=0)
+    assert repr(late) == f"DriftReport({shown}, alarm at 310, change after 0)"
+    monitor.alarm = 7
+    assert repr(monitor).endswith(" nats, alarm at 7)")
 
 
 def test_a_window_longer_than_any_list_is_refused() -> None:

@@ -23,7 +23,7 @@ from ood_osdre.tasks.__main__ import main
 from ood_osdre.tasks.features import NormalScores
 from ood_osdre.tasks.fit import FitOptions
 from ood_osdre.tasks.gaussians import FAMILIES, correlated_pairs, correlation_of, dependence_task
-from ood_osdre.tasks.information import DEFAULTS, ksg, mutual_information
+from ood_osdre.tasks.information import DEFAULTS, Information, ksg, mutual_information
 from ood_osdre.tasks.neighbours import ksg_terms
 from ood_osdre.tasks.suites.mutual_information import (
     QUADRATIC,
@@ -181,6 +181,12 @@ def gauss(n: int, rho: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 QUICK = DEFAULTS.replace(steps=60, batch_size=128, backbone="quadratic", lr=0.05)
+
+
+def test_the_result_is_one_line() -> None:
+    result = Information(5 / 6, 0.79012, 0.876543, 1000, math.log(1000), "ksg")
+    shown = "0.8333 nats, 0.7901 to 0.8765, 1000 rows support 6.908, ksg"
+    assert repr(result) == f"Information({shown})"
 
 
 def test_information_of_a_users_arrays() -> None:

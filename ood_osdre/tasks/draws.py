@@ -12,6 +12,7 @@ __all__ = [
     "Sampler",
     "Source",
     "check_drawn",
+    "distinct_scores",
     "error_of_mean",
     "firsts",
     "marks_of",
@@ -113,8 +114,18 @@ def firsts(marks: NDArray[np.int64]) -> NDArray[np.intp]:
     return np.sort(np.unique(marks, return_index=True)[1])
 
 
-def error_of_mean(values: Array, marks: NDArray[np.int64]) -> float:
+def distinct_scores(name: str, scores: Array, inputs: object) -> Array:
+    r"""Returns the scores, :math:`(n)`, without those of copies in an array or a tensor of inputs."""
+    if isinstance(inputs, Tensor):
+        inputs = inputs.detach().float().cpu().numpy()
+    if not isinstance(inputs, np.ndarray):
+        return scores
+    return scores[firsts(marks_of(name, inputs.reshape(len(scores), -1)))]
+
+
+def error_of_mean(values: Array, marks: NDArray[np.int64] | None) -> float:
     r"""Returns the standard error of a mean over rows, :math:`(n)`, of which copies are one draw."""
+    marks = np.arange(len(values)) if marks is None else marks
     _, which = np.unique(marks, return_inverse=True)
     sums = np.bincount(which, values - values.mean())
     return float(np.sqrt((sums**2).sum() * len(sums) / max(len(sums) - 1, 1)) / len(values))
@@ -237,8 +248,7 @@ def check_drawn(
         )
     if problem:
         where = "" if device is None else f" on {device}"
-        tensors = "two finite floating-point tensors"
-        tensors = tensors if sources == 2 else "a finite floating-point tensor"
+        tensors = f"{('a', 'two')[sources - 1]} finite floating-point tensor{'s' * (sources - 1)}"
         raise UserError(
             f"{name}: got {problem}; expected {tensors} with shape ({size or 'N'}, {dim}){where}."
         )

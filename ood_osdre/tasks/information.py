@@ -85,6 +85,11 @@ class Information(NamedTuple):
     ceiling: float
     method: str
 
+    def __repr__(self) -> str:
+        interval = f"{self.low:.4g} to {self.high:.4g}"
+        rows = f"{self.rows} rows support {self.ceiling:.4g}"
+        return f"Information({self.nats:.4g} nats, {interval}, {rows}, {self.method})"
+
 
 def mutual_information(
     x: ArrayLike,

@@ -20,8 +20,7 @@ every density :math:`f` on :math:`[0, 1]` chosen before, the Shiryaev-Roberts st
 has :math:`\mathbb{E}[R_n] = n` without a change. An alarm at :math:`R_n \geq c` therefore comes
 after at least :math:`c` inputs on average: *at most one false alarm in c inputs*, whatever the
 detector and the distribution of its scores. :math:`R` here is the mean of the statistics of
-several :math:`f`, the likelihood ratios of shifts of the normal score :math:`\Phi^{-1}(p)`, up and
-down.
+several :math:`f`, likelihood ratios of shifts of the normal score :math:`\Phi^{-1}(p)`, up or down.
 
 References:
     | Algorithmic Learning in a Random World (Vovk et al., 2005)
@@ -143,15 +142,16 @@ class KLTracker:
         self.steps = 0
         self._reference = None if reference is None else self._source("reference", reference)
 
+    def __repr__(self) -> str:
+        return f"KLTracker({self.method}, {self.dim} columns, {self.steps} updates)"
+
     def update(self, current: DrawPairs | ArrayLike) -> Tracked:
         r"""Refits to the current distribution and estimates its divergence on held-out points.
 
         Of a window a random quarter is held out for the estimate, and so is of a reference that is
-        an array; training draws from the rest with replacement. The error is that of a mean over
-        the held-out points, plus what the features cannot represent. Windows should not overlap:
-        the weights that a step starts from have seen the last one's points. Copies of a point are
-        held out together, and points of a window are taken for independent: warnings say if there
-        are copies, and if points depend on those before them.
+        an array; training draws from the rest with replacement. Windows should not overlap: the
+        weights that a step starts from have seen the last one's points. Copies of a point are held
+        out together, and points taken for independent: warnings say if they seem otherwise.
 
         Arguments:
             current: Points of :math:`p_t`, a window with shape :math:`(N, d)`, at least 200, no
@@ -190,8 +190,7 @@ class KLTracker:
         value = divergence(self.fit, *many)
         error = None
         if self.fit.method.bound == "mean":
-            values = self.fit.log_ratio(many[1]).double().cpu().numpy()
-            error = draws.error_of_mean(values, np.arange(len(values)) if marks is None else marks)
+            error = draws.error_of_mean(self.fit.log_ratio(many[1]).double().cpu().numpy(), marks)
         if value > math.log(len(many[1])):
             log.warning(
                 "divergence: %.2f nats is more than the log of the %d held-out points; it rests on "
@@ -228,6 +227,12 @@ class DriftReport(NamedTuple):
     statistic: float
     alarm: int | None
     start: int | None
+
+    def __repr__(self) -> str:
+        found = f"{self.divergence_difference:.4g} ± {self.standard_error:.2g} nats"
+        alarm = f"alarm at {self.alarm}, change after {self.start}" if self.alarm else "no alarm"
+        state = f"calibrated at {self.baseline:.4g}, statistic {self.statistic:.4g}, {alarm}"
+        return f"DriftReport({self.inputs} inputs, {found}, {state})"
 
 
 class DriftMonitor:
@@ -276,16 +281,19 @@ class DriftMonitor:
         self.count = 0
         self.restart(calibration)
 
+    def __repr__(self) -> str:
+        alarm = f"alarm at {self.alarm}" if self.alarm else "no alarm"
+        return (
+            f"DriftMonitor({self.count} inputs, calibrated at {self.baseline:.4g} nats, {alarm})"
+        )
+
     def update(self, inputs: object) -> DriftReport:
-        r"""Takes the next inputs of the stream, in order.
+        r"""Takes the next inputs of the stream, in order, and returns the state after them.
 
         After an alarm the statistic is no longer updated; :meth:`restart` forgets the alarm.
 
         Arguments:
             inputs: A batch that the detector takes.
-
-        Returns:
-            The state after the batch.
 
         Raises:
             UserError: If the batch is empty or masked, or a log-ratio is not finite.
@@ -314,22 +322,15 @@ class DriftMonitor:
     def restart(self, calibration: object) -> None:
         r"""Starts again after an alarm, from inputs of the new normal, checked as the first.
 
-        Copies count once. Warnings tell of them, and of scores that depend on those before them.
+        Copies count once, and the guarantee is for inputs in any order: warnings tell of both.
         """
         scores = read_log_ratios("calibration", self._log_ratio, calibration, LEAST_CALIBRATION)
-        if isinstance(calibration, Tensor):
-            calibration = calibration.detach().float().cpu().numpy()
-        if isinstance(calibration, np.ndarray):
-            # A copy is no input more, and the guarantee is for inputs in any order.
-            scores = scores[
-                draws.firsts(draws.marks_of("calibration", calibration.reshape(len(scores), -1)))
-            ]
+        scores = draws.distinct_scores("calibration", scores, calibration)
         draws.warn_of_order("calibration scores", scores[:, None])
         self.baseline = float(scores.mean())
         self._sorted = sorted(scores.tolist())
         self._latest: deque[float] = deque(maxlen=self.window)
-        self._logs = np.full(len(SHIFTS), -math.inf)
-        self._cusum = np.zeros(len(SHIFTS))
+        self._logs, self._cusum = np.full(len(SHIFTS), -math.inf), np.zeros(len(SHIFTS))
         self._starts = np.full(len(SHIFTS), self.count)
         self.alarm: int | None = None
         self.start: int | None = None
