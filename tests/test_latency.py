@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from ood_osdre.__main__ import VERBS
 from ood_osdre.models.speed import SpeedBackbone
 
 pytestmark = pytest.mark.usefixtures("benchmarks")
@@ -164,3 +165,17 @@ def test_a_deployed_score_takes_one_pass_of_each_of_its_networks(
     results = json.loads((tmp_path / "run.json").read_text())["results"]
     assert len(results) == 6
     assert all(ratio == [1, 1, 1] for ratio in results.values())
+
+
+def test_the_help_of_every_verb_is_held_to_half_a_second(
+    spend: Callable[[float], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    import startup
+
+    for slow in (None, "--help", *VERBS):
+        monkeypatch.setattr(startup, "call", lambda *a, slow=slow: spend(0.6 * (slow in a)))
+        assert startup.main(["--runs", "2"]) == (slow is not None)
+    lines = capsys.readouterr().out.splitlines()
+    assert sum("--help" in line for line in lines) == (1 + len(VERBS)) * (2 + len(VERBS))
