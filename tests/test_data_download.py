@@ -296,7 +296,7 @@ def test_check_of_the_embedded_benchmark(capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--id", "cifar"], "ids: got 'cifar' (did you mean 'cifar10'?)"),
+        (["--id", "cifar"], "--id: got cifar (did you mean 'cifar10'?)"),
         (["--id", "cifar10", "--benchmark", "opnood"], "did you mean 'openood'"),
         (["--id", "cifar10", "--reference", "tin579"], "did you mean 'tin597'"),
     ],

@@ -49,8 +49,10 @@ def give(tmp_path: Path, *options: str) -> int:
 
 
 def lines(tmp_path: Path) -> list[dict[str, Any]]:
-    path = tmp_path / "records" / "s.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    from records import read_runs
+
+    runs = read_runs(tmp_path / "records" / "s.jsonl")
+    return [{k: v for k, v in dict(run).items() if v is not None} for run in runs]
 
 
 class Quick:

@@ -242,7 +242,8 @@ def test_files_that_are_no_record_are_kept(tmp_path: Path, content: str | None) 
 def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     r"""The figures that are saved."""
     saved: list[Figure] = []
-    monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: saved.append(self))
+    for suite in (kl, mutual_information):
+        monkeypatch.setattr(suite, "save_png", lambda figure, path, **_: saved.append(figure))
     return saved
 
 

@@ -354,7 +354,7 @@ def test_figure_says_what_its_band_and_its_steps_are(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     saved: list[Figure] = []
-    monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: saved.append(self))
+    monkeypatch.setattr(kl, "save_png", lambda figure, path, **_: saved.append(figure))
     rows = [
         {"task": "a", "step": step, "method": "OS-DRE", "seed": 0, "truth": step, "lag": 0.5,
          "estimate": step, "history": [[step - 0.5, step], [step, step]]}
