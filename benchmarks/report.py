@@ -252,6 +252,7 @@ TABLES: dict[str, Callable[[], str]] = {
     ),
     "latency": lambda: bench_tables.latency(results_of("latency")),
     "latency-training": lambda: bench_tables.latency(results_of("latency_training")),
+    "training-step": lambda: bench_tables.latency(results_of("training_step"), "the bare loop's"),
     "latency-memory": lambda: bench_tables.latency(results_of("latency_memory")),
     "latency-deployed": lambda: bench_tables.deployed(results_of("latency_deployed")),
     "memory-224": lambda: bench_tables.memory(results_of("memory_224")),
