@@ -49,6 +49,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from records import commit_text
 from scipy.special import gammaln, i0e, ndtr, psi
 from study_tables import markdown_rows
 from tqdm import tqdm
@@ -290,9 +291,8 @@ def run(task: str, d: int, n: int, seed: int) -> dict[str, Any]:
 
 
 @cache
-def _surroundings() -> dict[str, str]:
-    commit = git_commit() or {"revision": "unknown"}
-    return {"commit": commit["revision"], "device": device_name(torch.device("cpu"))}
+def _surroundings() -> dict[str, str | None]:
+    return {"commit": commit_text(git_commit()), "device": device_name(torch.device("cpu"))}
 
 
 def read(paths: Iterable[Path]) -> list[dict[str, Any]]:

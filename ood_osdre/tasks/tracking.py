@@ -182,9 +182,9 @@ class KLTracker:
             marks = window.marks
 
         self.fit = fit_ratio(
-            *(self.method, draw_pairs, self.dim, options, self.fit),
+            self.method, draw_pairs, self.dim, options, self.fit,
             watch=lambda fit: {"estimate": divergence(fit, *few)},
-        )
+        )  # fmt: skip
         self.steps += 1
         many = draw_pairs(HELD_OUT, generator) if many is None else many
         value = divergence(self.fit, *many)

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from ..config import MLP_FEATURES, HeadConfig, Trained
-from ..errors import UserError
+from ..errors import UserError, counted
 from ..models import (
     CHANNELS,
     MLP,
@@ -246,10 +246,10 @@ def count_features(backbone: nn.Module, shape: tuple[int, ...]) -> int:
             output = backbone(x)
         if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != len(x):
             found = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-            n = len(x)
             raise UserError(
-                f"backbone: {type(backbone).__name__} returns {found} for {n} input{'s'[: n - 1]}, "
-                f"expected features of shape ({n}, F); create a timm model with num_classes=0."
+                f"backbone: {type(backbone).__name__} returns {found} for "
+                f"{counted(len(x), 'input')}, expected features of shape ({len(x)}, F); create a "
+                "timm model with num_classes=0."
             )
     return output.shape[1]
 
