@@ -175,12 +175,18 @@ def test_networks_are_recognised_by_their_modules_and_weights() -> None:
     digest = NetworkDigest.of(net)
     halves, relabelled = copy.deepcopy(net).half(), copy.deepcopy(net)
     relabelled.drop = nn.AlphaDropout()
+    strided = copy.deepcopy(net)
+    strided.conv.stride = (2, 2)
+    centred, shifted = copy.deepcopy(net), copy.deepcopy(net)
+    centred.register_buffer("mean", torch.zeros(1), persistent=False)
+    shifted.register_buffer("mean", torch.ones(1), persistent=False)
+    assert not NetworkDigest.of(centred).matches(shifted)
 
     moved = copy.deepcopy(net).eval().to(memory_format=torch.channels_last)
     for same in (net, moved, nn.DataParallel(net)):
         assert digest.matches(same)
         assert pickle.loads(pickle.dumps(digest)).matches(same)
-    for other in (halves, relabelled, Net(1)):
+    for other in (halves, relabelled, strided, Net(1)):
         assert not digest.matches(other)
     net.load_state_dict(Net(1).state_dict())
     assert not digest.matches(net)

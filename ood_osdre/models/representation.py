@@ -16,8 +16,8 @@ the matrix into the head's first affine layer. Only the subtraction of the mean 
 bias it would cost digits wherever a mean is large beside its deviation.
 
 A head that was trained on the features of one network gives numbers, but no log-ratios, on any other
-with as many features. It keeps a :class:`NetworkDigest` of its network therefore: a hash of the types
-of its modules and of the names, types, shapes and values of its state. The device, wrappers for
+with as many features. It keeps a :class:`NetworkDigest` of its network therefore: a hash of its modules'
+types, of the options of PyTorch's own, and of all parameters and buffers. The device, wrappers for
 several devices and compilation do not change the digest; another precision does.
 """
 
@@ -64,7 +64,7 @@ class Whitening(nn.Module):
         mean: The mean :math:`m`, with shape :math:`(F)`.
         matrix: The components by their deviations, with shape :math:`(F, r)`; None only centres.
         rest: What single precision leaves of the mean, with shape :math:`(F)`; None where it is
-            nothing beside the deviations. With it, features in double precision are centred in it.
+            nothing beside the deviations. Features in double precision are centred in it.
     """
 
     mean: Tensor
@@ -88,8 +88,7 @@ class Whitening(nn.Module):
     @property
     def shape(self) -> tuple[int, int]:
         r"""The numbers of features :math:`F` and of components :math:`r`."""
-        features = len(self.mean)
-        return features, features if self.matrix is None else self.matrix.shape[1]
+        return len(self.mean), len(self.mean if self.matrix is None else self.matrix[0])
 
     def forward(self, features: Tensor) -> Tensor:
         r"""Returns the components, with shape :math:`(B, r)`, of features :math:`(B, F)`."""
@@ -278,7 +277,7 @@ Stamp = tuple[tuple[tuple[str, type[nn.Module]], ...], tuple[tuple[int, int], ..
 
 
 class NetworkDigest:
-    r"""Recognises a network by a hash of its modules and weights, the `digest` of :meth:`of`.
+    r"""Recognises a network by a hash of its modules and tensors, the `digest` of :meth:`of`.
 
     Example:
         >>> net = nn.Linear(2, 3)
@@ -339,11 +338,12 @@ def _stamp(net: nn.Module) -> Stamp:
 
 
 def _hash(net: nn.Module) -> str:
-    bare = unwrapped(net)
-    hasher = hashlib.sha256()
+    bare, hasher = unwrapped(net), hashlib.sha256()
     for name, module in bare.named_modules():
-        hasher.update(f"{name}={type(module).__name__};".encode())
-    for name, tensor in bare.state_dict().items():
+        # Strides and slopes, which no tensor holds. What other modules print may change with use.
+        options = module.extra_repr() if type(module).__module__.startswith("torch.nn.") else ""
+        hasher.update(f"{name}={type(module).__name__}({options});".encode())
+    for name, tensor in (bare.state_dict() | dict(bare.named_buffers())).items():
         if isinstance(tensor, Tensor):
             hasher.update(f"{name}:{tensor.dtype}{tuple(tensor.shape)};".encode())
             hasher.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy().tobytes())
