@@ -275,6 +275,13 @@ class Failing(nn.Module):
         return self.body(x)
 
 
+class Random(nn.Sequential):
+    r"""Draws in evaluation mode, too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(super().forward(x))
+
+
 class Opaque(Stateful):
     def get_extra_state(self) -> object:
         return object()
@@ -290,10 +297,17 @@ class Opaque(Stateful):
         (Failing("validation"), "the validation fails.*too late"),
         (Opaque(), "saving and loading fails.*got a object, expected an extra state"),
         (Forgetful(), "scores otherwise once it is saved and loaded"),
+        (Random(*plain()), "scores inputs otherwise one by one than together"),
+        (
+            plain(
+                lambda layer: nn.Sequential(layer, nn.BatchNorm2d(4, track_running_stats=False))
+            ),
+            "not on chance or on the batch",
+        ),
         (Squeezing(), r"^backbone: Squeezing returns \(4,\) for 1 input, expected .* \(1, F\)"),
         (Locked(), r"^Locked: cannot be copied \(.*lock"),
     ],
-    ids=["step", "validation", "saving", "loading", "one image", "copying"],
+    ids=["step", "validation", "saving", "loading", "chance", "batch", "one image", "copying"],
 )
 def test_what_would_fail_late_fails_before_the_first_step(
     backbone: nn.Module, doing: str, monkeypatch: pytest.MonkeyPatch

@@ -12,8 +12,9 @@ import torch
 from PIL import Image
 
 from ood_osdre.data import ImageSet
+from ood_osdre.data.image_files import fingerprints
 from ood_osdre.data.inputs import read
-from ood_osdre.data.sets import count_shared, fingerprints
+from ood_osdre.data.sets import count_shared
 from ood_osdre.data.transforms import Standardise
 from ood_osdre.errors import UserError
 from ood_osdre.files import map_array

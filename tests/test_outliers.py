@@ -85,6 +85,20 @@ def test_inliers_are_flagged_at_the_rate(fitted: OneStepOutlierDetector) -> None
     assert (fitted.predict([[1.0, -50.0], [6.0, -75.0]]) == [1, -1]).all()
 
 
+@pytest.mark.parametrize("share", [0.15, 0.03])
+def test_rows_that_repeat_are_inliers_that_count_as_often(share: float) -> None:
+    def drawn(n: int, seed: int) -> np.ndarray:
+        x, rng = rows(n, seed), np.random.default_rng(seed)
+        x[rng.random(n) < share] = 3.0
+        return x
+
+    detector = OneStepOutlierDetector(random_state=0, max_iter=60, alpha=0.1)
+    flagged = detector.fit(drawn(1000, 1)).predict(new := drawn(3000, 2)) < 0
+    # A row of 3 % may be among the tenth that is flagged, a row of 15 % cannot.
+    assert share < 0.1 or not flagged[new[:, 0] == 3].any()
+    assert flagged.mean() < 0.1 + 3 * (0.09 / 200) ** 0.5
+
+
 def test_decisions_p_values_and_threshold_agree(fitted: OneStepOutlierDetector) -> None:
     x = rows(300, seed=5) * [1.0, 1.02]
     x.flags.writeable = False

@@ -20,9 +20,9 @@ from torch import nn
 from ood_osdre import OneStepDetector
 from ood_osdre.data import ImageSet, image_files, images, load_benchmark, load_manifest, transforms
 from ood_osdre.data.__main__ import main
-from ood_osdre.data.image_files import ArrayRows, ImageFiles, in_batches
+from ood_osdre.data.image_files import ArrayRows, ImageFiles, fingerprints, in_batches, survey
 from ood_osdre.data.inputs import read, read_pieces
-from ood_osdre.data.sets import fingerprints, hold_out_reference, survey, thinned
+from ood_osdre.data.sets import hold_out_reference, thinned
 from ood_osdre.data.transforms import Preprocess
 from ood_osdre.errors import UserError
 from ood_osdre.evaluation.evaluate import Validation
@@ -281,7 +281,12 @@ def test_a_seed_trains_the_same_weights_from_files(
 ) -> None:
     held = fitted(folders)
     monkeypatch.setattr(image_files, "LIMIT", 0)
-    for name in ("transforms.MULTIPLE", "sets.SURVEYED", "transforms.WHOLE", "inputs.PIECE"):
+    for name in (
+        "transforms.MULTIPLE",
+        "image_files.SURVEYED",
+        "transforms.WHOLE",
+        "inputs.PIECE",
+    ):
         monkeypatch.setattr(f"ood_osdre.data.{name}", 8)
     monkeypatch.setattr("ood_osdre.data.transforms.PIECE", 8)
     count = Counting(monkeypatch)

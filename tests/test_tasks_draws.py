@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
-from ood_osdre.data.sets import ImageSet, cut_apart, hold_out_reference
+from ood_osdre.data.sets import ImageSet, cut_apart, draws_of, hold_out_reference
 from ood_osdre.detectors.feature_head import _split
 from ood_osdre.detectors.fitting import _hold_out
 from ood_osdre.evaluation.calibration import SplitConformal
@@ -46,6 +46,35 @@ def test_a_cut_parts_no_copies_and_moves_nothing_else() -> None:
         cut_apart(order, np.arange(3000), [300, 600]), np.split(order, [300, 600]), strict=True
     ):
         np.testing.assert_array_equal(found, expected)
+
+
+def test_an_item_is_as_often_in_a_part_whether_it_has_copies_or_not() -> None:
+    marks = np.r_[np.zeros(4, np.int64), np.arange(1, 197)]  # one of 200 items four times
+    rng = np.random.default_rng(0)
+    held = [cut_apart(rng.permutation(200), marks, [20])[0] for _ in range(1000)]
+    shares = np.bincount(np.concatenate(held), minlength=200) / 1000
+    assert abs(shares[0] - 0.1) < 4 * (0.09 / 1000) ** 0.5
+    assert set(shares[:4]) == {shares[0]}
+
+
+def test_what_is_likely_by_itself_is_a_draw_each_time() -> None:
+    rng = np.random.default_rng(0)
+    for share, kinds in (
+        (0.15, 10**9),
+        (0.02, 10**9),
+        (0.0, 9),
+    ):  # frames among others; categories
+        marks = np.where(rng.random(1000) < share, -1, rng.integers(0, kinds, 1000))
+        assert len(set(draws_of(marks).tolist())) == 1000
+        parts = cut_apart(rng.permutation(1000), marks, [100])
+        assert [len(part) for part in parts] == [100, 900]
+    # One item twice, a whole set ten times, and some far more often than others: copies.
+    for marks in (
+        np.r_[7, 7, 10:1000],
+        np.arange(300).repeat(10),
+        np.r_[:60, np.arange(60, 100).repeat(10)],
+    ):
+        assert len(set(draws_of(marks).tolist())) == len(set(marks.tolist()))
 
 
 def test_copies_are_rows_that_no_chance_makes_equal(caplog: pytest.LogCaptureFixture) -> None:

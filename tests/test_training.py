@@ -71,7 +71,9 @@ def validate(ratio: OneStepRatio) -> dict[str, float]:
 
 def make(folder: Path | None = None, options: TrainingConfig = OPTIONS, seed: int = 0) -> Trainer:
     torch.manual_seed(seed)
-    ratio = OneStepRatio(CoefficientNetwork(MLP(2, 16, depth=1), 16, 4), RBFBasis(size=4))
+    # With dropout, whose random numbers no batch holds.
+    backbone = nn.Sequential(MLP(2, 16, depth=1), nn.Dropout(0.1))
+    ratio = OneStepRatio(CoefficientNetwork(backbone, 16, 4), RBFBasis(size=4))
     path = GaussianPath(KumaraswamySchedule(2), DDBINoise(gamma2=0.1, eps=0.1))
     objective = Objective(
         {

@@ -22,10 +22,10 @@ from PIL import Image
 from ..errors import UserError, first
 from ..files import local, map_array, stat
 from .builtin import load_digits_sets, synthetic_ood
-from .image_files import ImageFiles, ResizedRows, checksum_of, is_large
+from .image_files import ImageFiles, ResizedRows, checksum_of, fingerprints, is_large
 from .images import cached_array, decode_all, image_files, square
 from .manifests import BENCHMARKS, Manifest, SetSpec, load_manifest
-from .sets import ImageSet, count_shared, fingerprints, hold_out_reference, key_of
+from .sets import ImageSet, count_shared, hold_out_reference, key_of
 from .status import (
     REQUIRED,
     SetStatus,

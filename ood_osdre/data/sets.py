@@ -1,8 +1,9 @@
 r"""Labelled images in memory, mapped from disk, or in files: splits, and what two sets share.
 
-Items that two sets share are found by content. A fingerprint is a hash of 64 bits: among a
-million items two different ones agree with a probability of 3e-8. A copy that was re-encoded,
-resized or augmented is another item.
+Items that two sets share are found by content, by a hash. A copy that was re-encoded, resized or
+augmented is another item. Copies stay on one side of every split, or a model is asked about what it
+was fitted to; but what is likely by itself, such as a black frame or a row of zeros, is a draw of its
+own each time: it has to be trained on, and it calibrates as often as it is there.
 
 No test image may choose a model. Validation therefore compares ID images with *reference* images
 of classes that training never sees: ten held-out class folders where the reference has classes,
@@ -12,15 +13,14 @@ else a held-out tenth.
 __all__ = [
     "ImageSet",
     "Samples",
-    "Survey",
+    "are_likely",
     "count_shared",
     "cut_apart",
-    "fingerprints",
+    "draws_of",
     "group_of",
     "hold_out_id",
     "hold_out_reference",
     "key_of",
-    "survey",
     "thinned",
 ]
 
@@ -33,8 +33,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UserError
-from ..progress import Bar
-from .image_files import HELD, SURVEYED, ArrayRows, LazyImages, Pixels, in_batches
+from .image_files import HELD, ArrayRows, LazyImages, Pixels
+
+# An item is likely by itself if it is so large a share of all, and so many times as frequent as
+# items are on average.
+LIKELY, TIMES_MEAN = 0.01, 5
 
 PLAIN_FOLDERS = frozenset({"images", "train", "val", "test", ""})
 
@@ -154,81 +157,6 @@ def group_of(name: str) -> str:
     return ""
 
 
-def fingerprints(items: NDArray[Any] | LazyImages) -> NDArray[np.int64]:
-    r"""Returns a hash of each item.
-
-    Numbers in double precision are taken for what they are in single if that is exact, so that
-    equal vectors have equal hashes.
-
-    Arguments:
-        items: The items, with shape :math:`(N, *)`.
-
-    Returns:
-        The hashes, with shape :math:`(N)`.
-
-    Example:
-        >>> a, b, c = fingerprints(np.array([[1, 2], [3, 4], [1, 2]]))
-        >>> bool(a == c), bool(a == b)
-        (True, False)
-    """
-    digests = b"".join(
-        hashlib.sha256(np.ascontiguousarray(_single(item)).data).digest()[:8]
-        for batch in in_batches(items, SURVEYED)  # plain arrays: rows of a memory map cost more
-        for item in batch
-    )
-    return np.frombuffer(digests, dtype="<i8").astype(np.int64)
-
-
-class Survey(NamedTuple):
-    r"""What has to be known of all images before training, found in one pass over them.
-
-    Attributes:
-        marks: Their :func:`fingerprints`, with shape :math:`(N)`.
-        sums: The sum of each one's pixels by channel, with shape :math:`(N, 3)`.
-        squares: That of the pixels' squares.
-        pixels: The number of pixels of an image.
-    """
-
-    marks: NDArray[np.int64]
-    sums: NDArray[np.int64]
-    squares: NDArray[np.int64]
-    pixels: int
-
-    def statistics(
-        self, rows: NDArray[np.intp]
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        r"""Returns the mean and the deviation of each channel over some of the images, unrounded."""
-        count = len(rows) * self.pixels
-        total, squares = (x[rows].sum(axis=0) for x in (self.sums, self.squares))
-        # In Python's integers, as the square of a sum has no room in 64 bits.
-        spread = [count * int(q) - int(s) ** 2 for s, q in zip(total, squares, strict=True)]
-        return total / count, np.sqrt([float(v) for v in spread]) / count
-
-
-def survey(images: Pixels, title: str = "", progress: bool = False) -> Survey:
-    r"""Looks at every image once, a few at a time; files may have a progress bar with a title."""
-    marks, sums, squares = ([np.zeros(s, np.int64)] for s in (0, (0, 3), (0, 3)))
-    pixels, shown = images.shape[1] * images.shape[2], progress and isinstance(images, LazyImages)
-    with Bar(total=len(images), desc=title, unit="image", disable=not shown) as bar:
-        for batch in in_batches(images, SURVEYED):
-            marks.append(fingerprints(batch))
-            # Row after row, which is fast; 66,000 of them fit into 32 bits.
-            rows = batch.reshape(*batch.shape[:2], -1)
-            for x, found in ((rows, sums), (np.square(rows, dtype=np.uint16), squares)):
-                total = x.sum(axis=1, dtype=np.uint32).reshape(len(batch), -1, 3)
-                found.append(total.sum(axis=1, dtype=np.int64))
-            bar.update(len(batch))
-    return Survey(np.concatenate(marks), np.concatenate(sums), np.concatenate(squares), pixels)
-
-
-def _single(item: NDArray[Any]) -> NDArray[Any]:
-    if item.dtype != np.float64:
-        return item
-    with np.errstate(over="ignore"):
-        single = item.astype(np.float32)
-    return single if (single == item).all() else item
-
-
 def count_shared(items: NDArray[np.int64], others: NDArray[np.int64]) -> int:
     r"""Counts the items that are among others, by fingerprint.
 
@@ -239,13 +167,52 @@ def count_shared(items: NDArray[np.int64], others: NDArray[np.int64]) -> int:
     return int(np.isin(items, others).sum())
 
 
+def are_likely(marks: NDArray[np.int64]) -> NDArray[np.bool_]:
+    r"""Returns which items are likely by themselves, so that equal ones are no copies of one.
+
+    They are more than 1 % of all items, and more than five times as frequent as items are on average.
+    Of a few kinds, fewer than :math:`\sqrt N` as in a table of categories, all are.
+
+    Arguments:
+        marks: What equal items share, and others do not, with shape :math:`(N)`.
+    """
+    _, which, counts = np.unique(marks, return_inverse=True, return_counts=True)
+    if 1 < len(counts) < len(marks) ** 0.5:
+        return np.ones(len(marks), bool)
+    likely = np.zeros(len(counts), bool)
+    while True:
+        mean = len(marks) / max(counts[likely].sum() + (~likely).sum(), 1)
+        found = counts > max(LIKELY * len(marks), TIMES_MEAN * mean)
+        if (found == likely).all():
+            return likely[which]
+        likely = found
+
+
+def draws_of(marks: NDArray[np.int64]) -> NDArray[np.int64]:
+    r"""Numbers the draws that items are, with shape :math:`(N)`: copies are one.
+
+    Arguments:
+        marks: As for :func:`are_likely`.
+
+    Example:
+        >>> zeros, copies = [0] * 10, [1] * 2
+        >>> len(set(draws_of(np.array([*zeros, *copies, *range(2, 20)])).tolist()))
+        29
+    """
+    draws = np.unique(marks, return_inverse=True)[1]
+    likely = are_likely(marks)
+    draws[likely] = len(marks) + np.flatnonzero(likely)
+    return draws
+
+
 def cut_apart(
     order: NDArray[np.intp], marks: NDArray[np.int64], cuts: Sequence[int]
 ) -> list[NDArray[np.intp]]:
-    r"""Cuts an order of items into parts none of which has a copy of another's item.
+    r"""Cuts an order of items into parts none of which has a copy of another's item (:func:`draws_of`).
 
-    Copies follow the first of them, and a cut that would part them is moved behind the last: of
-    items without copies, the parts are those of the order itself.
+    Copies follow the one that comes first among the items, which falls into a part as any item does,
+    and a cut that would part them is moved behind the last. Of items without copies, the parts are
+    those of the order itself.
 
     Arguments:
         order: The indices of the items, with shape :math:`(N)`.
@@ -257,10 +224,11 @@ def cut_apart(
         >>> [part.tolist() for part in cut_apart(np.arange(4), np.array([7, 8, 7, 9]), [1])]
         [[0, 2], [1, 3]]
     """
-    _, first, which = np.unique(marks[order], return_index=True, return_inverse=True)
-    rank = first[which]  # of each item, the place of the first of its copies
-    place = np.argsort(rank, kind="stable")
-    order, rank = order[place], rank[place]
+    place = np.argsort(order)
+    _, first, which = np.unique(draws_of(marks), return_index=True, return_inverse=True)
+    rank = place[first[which]]
+    order = np.lexsort((place, rank))
+    rank = rank[order]
     ends = [int(np.searchsorted(rank, rank[c - 1], side="right")) if c else 0 for c in cuts]
     return np.split(order, ends)
 

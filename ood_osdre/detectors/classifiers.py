@@ -46,7 +46,7 @@ from ..training.surroundings import own_surroundings
 from .feature_head import fit_head
 from .feature_store import remove_features
 from .head_data import HeadData
-from .labels import PIECE, check_unseen, fingerprints_of
+from .labels import PIECE, check_unseen, fingerprints_of, seen_in
 from .scorer import TrainedModel, build_classifier, read_model
 
 # What pickles of weights raise if they are damaged, or hold more than tensors.
@@ -252,7 +252,7 @@ def fit_on_classifier(
     preprocess = Preprocess(mean, std, device)
     classifier = given.model.to(device).eval()
     marks = [fingerprints_of(data.values) for data in (id_data, reference)]
-    seen = np.concatenate(marks if given.seen is None else [*marks, given.seen])
+    seen = seen_in(*marks, *([] if given.seen is None else [given.seen]))
     if unseen is not None:
         check_unseen(unseen, seen, "refuse")
     sums = [hashlib.sha256(np.sort(m).astype("<i8").tobytes()).hexdigest() for m in marks]

@@ -30,7 +30,8 @@ from torch.utils.data import RandomSampler, SubsetRandomSampler, WeightedRandomS
 
 from ..config import Config, load_config
 from ..data import ImageSet, hold_out_reference
-from ..data.sets import Samples, Survey, count_shared, cut_apart, fingerprints, survey
+from ..data.image_files import Survey, fingerprints, survey
+from ..data.sets import Samples, count_shared, cut_apart, draws_of
 from ..data.transforms import Preprocess, Standardise, Standardiser
 from ..errors import UserError
 from ..evaluation.evaluate import FEW, Validation, score_images
@@ -43,7 +44,7 @@ from ..training.checkpoint import model_metadata
 from ..training.fit import Fit, fit
 from ..training.run import held_folder
 from ..training.trainer import Validate
-from .labels import check_columns, count_classes, rows_of
+from .labels import check_columns, count_classes, rows_of, seen_in
 
 # The share of ID data, and of a reference without classes, that validates.
 HELD_OUT = 0.1
@@ -282,8 +283,8 @@ def _compared(
     It warns of items that both share, and of sets with copies.
     """
     for (name, _), found in zip(_sides(id_data, reference), own, strict=True):
-        if copies := len(found) - np.unique(found).size:
-            log.warning("%d of %d %s items are copies, never split", copies, len(found), name)
+        if copies := len(found) - np.unique(draws_of(found)).size:
+            log.warning("%d of %d %s items are copies, kept together", copies, len(found), name)
     if shared := count_shared(own[1], own[0]):
         message = "%d of %d reference items are ID items too: the ratio is pulled to 1 there"
         log.warning(message, shared, len(own[1]))
@@ -291,7 +292,7 @@ def _compared(
     # Copies in single precision are the same items.
     doubles = [v for _, v in _sides(id_data, reference) if v.dtype == np.float64]
     marks = [*own, *(fingerprints(v.astype(np.float32)) for v in doubles)]
-    return np.unique(np.concatenate(marks)), dict(zip(("id", "reference"), sums, strict=True))
+    return seen_in(*marks), dict(zip(("id", "reference"), sums, strict=True))
 
 
 def warn_of_shuffling(data: object, what: str) -> None:

@@ -11,6 +11,7 @@ __all__ = [
     "for_calibration",
     "names_of",
     "rows_of",
+    "seen_in",
 ]
 
 import logging
@@ -22,9 +23,10 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from ..data import ImageSet
+from ..data.image_files import fingerprints
 from ..data.inputs import read
 from ..data.lists import first
-from ..data.sets import Samples, count_shared, cut_apart, fingerprints, group_of
+from ..data.sets import Samples, are_likely, count_shared, cut_apart, group_of
 from ..errors import UserError
 from ..evaluation.calibration import check_alpha
 from ..options import shown
@@ -150,6 +152,14 @@ def check_unseen(marks: NDArray[np.int64], seen: NDArray[Any] | None, rule: str)
         if rule == "refuse":
             raise UserError(f"{message}; hold data out for it (or pass seen='warn').")
         log.warning("%s", message)
+
+
+def seen_in(*marks: NDArray[np.int64]) -> NDArray[np.int64]:
+    r"""Returns the fingerprints by which items of sets are known again, of those of each set.
+
+    What is likely by itself says nothing: fresh items are equal to it, too.
+    """
+    return np.unique(np.concatenate([m[~are_likely(m)] for m in marks]))
 
 
 def fingerprints_of(values: Any) -> NDArray[np.int64]:  # noqa: ANN401

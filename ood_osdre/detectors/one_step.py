@@ -23,8 +23,9 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from ..config import Config
+from ..data.image_files import fingerprints
 from ..data.inputs import read, read_pieces
-from ..data.sets import Samples, fingerprints
+from ..data.sets import Samples
 from ..errors import UserError
 from ..evaluation.calibration import SplitConformal
 from ..evaluation.decisions import read_calibration

@@ -28,7 +28,8 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from ..config import HeadConfig
-from ..data.sets import cut_apart, fingerprints
+from ..data.image_files import fingerprints
+from ..data.sets import cut_apart, draws_of
 from ..errors import UserError
 from ..evaluation.calibration import SplitConformal
 from ..options import BatchSize, Count, Options, Positive
@@ -205,7 +206,7 @@ class OneStepOutlierDetector(OutlierMixin, BaseEstimator):
             )
         seed = int(check_random_state(self.random_state).randint(10**9))
         rng = np.random.default_rng(seed)
-        marks = fingerprints(rows)
+        marks = draws_of(fingerprints(rows))
         train, held = _split(marks, given, rng)
         if reference is None:
             assert given.reference is not None

@@ -45,6 +45,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit, logsumexp
 
+from ..data.sets import draws_of
 from ..errors import UserError
 from ..options import shown
 from .metrics import check_scores
@@ -107,8 +108,8 @@ class SplitConformal:
         scores: The scores of ID inputs that the model has not seen, in nats, larger = more ID,
             with shape :math:`(n)`.
         alpha: The largest rate :math:`\alpha` at which ID inputs may be flagged.
-        marks: What copies of an input share, with shape :math:`(n)`, None if there are none. A
-            copy is no draw of its own: each counts once, and a warning says how many are left.
+        marks: What equal inputs share, with shape :math:`(n)`, None if none are equal. Copies are
+            one draw (:func:`~ood_osdre.data.sets.draws_of`), and a warning says how many there are.
 
     Raises:
         UserError: If `alpha` is not in (0, 1), or scores are absent, NaN or infinite.
@@ -129,7 +130,7 @@ class SplitConformal:
         check_alpha(alpha)
         scores = check_scores("calibration", scores)
         if marks is not None:
-            kept = np.unique(marks, return_index=True)[1]
+            kept = np.unique(draws_of(marks), return_index=True)[1]
             if len(kept) < len(scores):
                 log.warning("calibration: %d of %d inputs are distinct", len(kept), len(scores))
             scores = scores[kept]

@@ -32,13 +32,13 @@ from scipy.special import ndtri
 from scipy.stats import rankdata
 from torch import Generator, Tensor
 
-from ..data.sets import cut_apart, fingerprints
+from ..data.image_files import fingerprints
+from ..data.sets import cut_apart, draws_of
 from ..errors import UserError
 from ..objectives import Batch
 from ..training.batches import Batches, Pairs, Stream, step_generator
 from .methods import FitOptions
 from .rows import (
-    MOST_REPEATED,
     Affine,
     Whitening,
     check_rows,
@@ -54,8 +54,6 @@ DrawPairs: TypeAlias = Callable[[int, Generator], tuple[Tensor, Tensor]]
 
 log = logging.getLogger(__name__)
 
-# A row that repeats so many times as often as rows do on average is likely by itself.
-ATOM = 5
 # The parts of the rows that select the step and that measure the likelihood.
 HELD_OUT = 0.1
 # The number of pairs that fix the standardisation.
@@ -82,11 +80,10 @@ def marks_of(name: str, *arrays: NDArray[Any]) -> NDArray[np.int64]:
     rows = np.concatenate(arrays, axis=1)
     n = len(rows)
     rows = rows + 0.0 if rows.dtype.kind == "f" else rows  # -0.0 is 0.0
-    _, marks, counts = np.unique(fingerprints(rows), return_inverse=True, return_counts=True)
-    if len(counts) == n or _equal_by_chance(rows):
+    marks = fingerprints(rows)
+    if np.unique(marks).size == n or _equal_by_chance(rows):
         return np.arange(n)
-    likely = (counts > max(MOST_REPEATED * n, ATOM * counts.mean()))[marks]
-    marks[likely] = n + np.flatnonzero(likely)
+    marks = draws_of(marks)
     if (distinct := np.unique(marks).size) < n:
         log.warning(
             "%s: %d of %d rows are distinct; copies stay on one side of every split, and errors "

@@ -127,11 +127,13 @@ def rehearse(trainer: Trainer) -> None:
             # Of the model that took the steps: its average knows of them by its state alone.
             read = copied(trainer.ratio)
             restore(read, through_bytes(twin.ratio.state_dict(), {}), source)
-            scores = []
-            for model in (twin.ratio, read):
+            x = batch.x_1[:REHEARSED]
+            with torch.no_grad():
                 torch.manual_seed(0)
-                with torch.no_grad():
-                    scores.append(_answers(model.eval(), batch.x_1[:REHEARSED]))
+                trained = _answers(twin.ratio.eval(), x)
+                alone = torch.cat([_answers(twin.ratio, one) for one in x.split(1)])
+                torch.manual_seed(0)
+                loaded = _answers(read.eval(), x)
     except UserError:
         raise
     # Whatever a module of the user's raises.
@@ -140,11 +142,17 @@ def rehearse(trainer: Trainer) -> None:
             f"training: {doing} fails, in a rehearsal before the first step "
             f"({type(error).__name__}: {one_line(error, 200)})."
         ) from error
-    trained, loaded = scores
-    if not torch.allclose(trained, loaded, rtol=0, atol=TOLERANCE * float(trained.abs().max())):
+    largest = float(trained.abs().max())
+    if not torch.allclose(trained, loaded, rtol=0, atol=TOLERANCE * largest):
         raise UserError(
             "training: the model scores otherwise once it is saved and loaded, in a rehearsal "
             "before the first step; what its output depends on is to be a parameter or a buffer."
+        )
+    if not torch.allclose(trained, alone, rtol=0, atol=TOLERANCE * largest):
+        raise UserError(
+            "training: the model scores inputs otherwise one by one than together, in a rehearsal "
+            "before the first step; in evaluation mode, an output is to depend on its input alone, "
+            "not on chance or on the batch (is dropout always on, or a BatchNorm without statistics?)."
         )
 
 

@@ -1,9 +1,10 @@
 r"""The one training loop, for the command, the plugin and the tasks.
 
 The loop knows neither images nor files of data: it is given `batches`, a function from the step
-to a :class:`Batch`, and `validate`, a function from a model to named numbers. As a batch depends on
-its step alone, the state of a run is its weights, the optimiser and the step, and a resumed run
-ends with the same weights as an uninterrupted one (bit for bit on a CPU).
+to a :class:`Batch`, and `validate`, a function from a model to named numbers. As a batch, and the
+random numbers of a network with dropout, depend on the step alone, the state of a run is its weights,
+the optimiser and the step, and a resumed run ends with the same weights as an uninterrupted one (bit
+for bit on a CPU).
 
 Every length is in steps: warm-up, decay, validation and checkpoint. A time budget only
 stops a run, which can then be resumed; it never changes the schedule.
@@ -39,6 +40,7 @@ from .optimisation import (
     settled_precision,
 )
 from .run import Outcome, RunLog, caught_signals
+from .surroundings import reseed
 
 # Steps between two looks at the loss, which wait for the device, and between lines of the log.
 REPORT_EVERY, LOG_EVERY = 20, 100
@@ -114,6 +116,8 @@ class Trainer:
             self._use(
                 distributed.from_first(self._faster(batch) if distributed.is_first() else "")
             )
+        # What a network of the user's draws, such as dropout, has to be the same in a resumed run.
+        reseed((self.options.seed, step, rows.start), self.device)
         losses = self._descend(self.losses, self.optimizer, batch)
         # Early on, the average follows the weights more closely than its final decay would.
         average_into(self.averaged, self.ratio, min(self.options.ema, (1 + step) / (10 + step)))
@@ -161,9 +165,7 @@ class Trainer:
             self._use(amp)
             self._descend(losses, optimizer, batch)
 
-        # A network of the user's may draw random numbers, those of the first true step.
-        with torch.random.fork_rng(devices=[]):
-            return faster_precision(step)
+        return faster_precision(step)
 
     def run(
         self, time_budget: float | None = None, progress: bool = True, resume: bool = False
