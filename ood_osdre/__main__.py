@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from . import __version__
-from .errors import did_you_mean
+from .errors import Parser, did_you_mean
 
 COMMAND = "ood-osdre"
 #: The module of each verb, whose `main(arguments, prog)` returns an exit status, and what it does.
@@ -45,12 +45,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     r"""Runs the command and returns its exit status."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     listing = "\n".join(f"  {verb:8} {text}" for verb, (_, text) in VERBS.items())
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=COMMAND,
         usage=f"{COMMAND} VERB ...",
         description=f"{__doc__}\n\nverbs ({COMMAND} VERB --help has the options of each):\n{listing}",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"{COMMAND} {__version__}")
     parser.add_argument("verb", metavar="VERB", help=argparse.SUPPRESS)

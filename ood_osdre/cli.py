@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from .config import Config, load_config, shortened, with_seed
 from .data.manifests import BENCHMARKS, benchmark_names, check_id
-from .errors import UserError, count, exit_status, number
+from .errors import Parser, UserError, count, exit_status, number
 from .evaluation.records import read_record
 from .files import local
 from .resources import names
@@ -52,11 +52,10 @@ READERS = {
 
 def parser(prog: str | None = None) -> argparse.ArgumentParser:
     r"""Builds the parser of the command line."""
-    p = argparse.ArgumentParser(
+    p = Parser(
         prog=prog or (COMMAND if Path(sys.argv[0]).name == COMMAND else "eval_ood.py"),
         description=__doc__,
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = p.add_argument
     add("--id", metavar="NAME", help=f"{', '.join(BENCHMARKS)}, or one of --benchmark FILE")

@@ -1,10 +1,12 @@
 r"""Mistakes of a user: one exception, one line on standard error, and what may have been meant.
 
-:func:`exit_status` runs a command and prints its :class:`UserError`. :func:`count` and
-:func:`number` are the types of command-line options, :func:`nearest` guesses at a misspelt name.
+:func:`exit_status` runs a command and prints its :class:`UserError`. A :class:`Parser` reads its
+arguments, :func:`count` and :func:`number` are types of options, :func:`nearest` guesses at a misspelt
+name.
 """
 
 __all__ = [
+    "Parser",
     "UserError",
     "count",
     "counted",
@@ -22,7 +24,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from typing import Any, NoReturn, TypeVar
 
 SHOWN = 10
 FAILED, INTERRUPTED, CLOSED = 2, 130, 141
@@ -37,6 +39,17 @@ class UserError(ValueError):
 
     Commands print the message as one line and exit with status 2, see :func:`exit_status`.
     """
+
+
+class Parser(argparse.ArgumentParser):
+    r"""Parses arguments: texts of the help keep their lines, and a mistake is told in one."""
+
+    def __init__(self, **options: Any) -> None:  # noqa: ANN401 - those of argparse
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+
+    def error(self, message: str) -> NoReturn:
+        r"""Ends the process with the status of a user's error."""
+        self.exit(FAILED, f"{self.prog}: error: {' '.join(message.split())} (see --help)\n")
 
 
 def exit_status(command: Callable[[], int]) -> int:

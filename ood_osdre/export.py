@@ -3,7 +3,7 @@ r"""Exports the folded scorer, preprocessing inside, to a file that needs none o
     ood-osdre export RUN FILE.onnx
     ood-osdre export RUN FILE.pt2 --inputs FOLDER --tolerance 1e-3
 
-The file maps uint8 images `images`, with shape (B, H, W, 3) and any B, to `log_ratio`, with shape
+The file maps uint8 images `images`, with shape (B, S, S, 3) and any B, to `log_ratio`, with shape
 (B), in nats (larger = more ID), and, if the network has a class head, to `logits`. Of a detector of
 vectors the inputs are `vectors`, float64 with shape (B, d), so that coordinates such as times keep
 their digits. Of a run that sums parts the output is `score`, without a unit. Of a detector that is
@@ -20,7 +20,7 @@ packages of the extra `export`. A detector with a backbone of your own is export
 `export_scorer(load_scorer(folder, backbone=...), path)`.
 """
 
-__all__ = ["DeployedScorer", "export_scorer"]
+__all__ = ["RESIZING", "DeployedScorer", "export_scorer"]
 
 import io
 import os
@@ -44,6 +44,10 @@ from .files import atomic_path, local
 from .models import FoldedRatio, Prediction, RatioModel, RepresentationRatio, SummedScore, copied
 from .training.surroundings import own_surroundings
 
+#: How images are brought to the size that a file takes.
+RESIZING = (
+    "RGB, the shorter side resized to {} pixels by Pillow's bilinear filter, then the central crop"
+)
 # The largest difference from the original, as a share of an output's standard deviation.
 TOLERANCE = 1e-4
 SAMPLES = 64
@@ -294,6 +298,8 @@ def _write_onnx(module: DeployedScorer, images: Tensor, path: Path) -> Run:
         verbose=False,
     )
     assert program is not None
+    if module.takes_images:
+        program.model.metadata_props["images"] = RESIZING.format(images.shape[1])
     # Weights within the file: it is one thing to copy.
     program.save(path, external_data=False)
     session = onnxruntime.InferenceSession(path.read_bytes())

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import betabinom
+from scipy.stats import beta, betabinom
 
 from ood_osdre.errors import UserError
 from ood_osdre.evaluation.calibration import SplitConformal, ratio_calibration
@@ -76,6 +76,7 @@ def test_counts_of_flagged_id_inputs_follow_the_beta_binomial_law(n: int, alpha:
     assert conformal.rank == k
     assert conformal.rate <= alpha
     assert conformal.rate == pytest.approx(law.mean() / m)
+    assert conformal.rates == pytest.approx(beta(k, n + 1 - k).interval(0.95))
     assert counts.mean() == pytest.approx(law.mean(), abs=4 * law.std() / math.sqrt(runs))
     # Kolmogorov-Smirnov at the level 1e-3, conservative for a discrete law.
     empirical = np.searchsorted(np.sort(counts), np.arange(m + 1), side="right") / runs

@@ -22,11 +22,11 @@ from scipy import sparse
 
 from ood_osdre import load_scorer
 from ood_osdre.__main__ import VERBS, main
-from ood_osdre.commands import fit as fitting
 from ood_osdre.commands import monitor as monitoring
 from ood_osdre.data.images import decode
 from ood_osdre.detectors import OneStepDetector, files, head_data
 from ood_osdre.detectors import scorer as scoring
+from ood_osdre.detectors.labels import remarks_on
 from ood_osdre.errors import UserError
 from ood_osdre.evaluation.calibration import SplitConformal
 from ood_osdre.evaluation.scores import read_scores
@@ -152,7 +152,8 @@ def test_what_cannot_be_read_gets_a_row(
     out = tmp_path / "scores.csv"
     sources = [str(inbox), str(tmp_path / "pipe.png"), str(tmp_path / "inbox" / "notes.txt")]
     assert main(["score", str(root / "run"), *sources, "--out", str(out)]) == 1
-    assert "4 could not be scored" in capsys.readouterr().err
+    first = f"4 could not be scored, the first: {inbox / 'broken.png'}: "
+    assert first in capsys.readouterr().err
     found = {Path(row["file"]).name: row for row in table(out.read_text())}
     assert [name for name, row in found.items() if row["log_ratio"]] == ["00.png", "01.png"]
     for name in ("broken.png", "gone.png", "pipe.png", "notes.txt"):
@@ -419,7 +420,9 @@ def test_files_that_differ_by_a_rule_are_warned_of(
             image = Image.new("L" if other and differ == "mode" else "RGB", (side, side))
             image.save(tmp_path / name / f"{i}.{'jpg' if other and differ == 'format' else 'png'}")
     (tmp_path / "id" / "notes.txt").write_text("told where the images are read, and once")
-    fitting.warn_of_files(str(tmp_path / "id"), str(tmp_path / "reference"))
+    remarks = remarks_on(str(tmp_path / "id"), tmp_path / "reference")
+    assert remarks == caplog.messages
+    assert not remarks_on(np.zeros(3), tmp_path / "reference")
     expected = {"size": "9x9 PNG RGB", "format": "8x8 JPEG RGB", "mode": "8x8 PNG L"}
     if differ in expected:
         (told,) = caplog.messages
@@ -471,6 +474,10 @@ def test_a_run_goes_on_after_a_signal(
         patch.setattr(trainer, "_stop_reason", lambda *_: "SIGTERM")
         assert main(["fit", *arguments]) == 3
     assert "stopped (SIGTERM) at step 1 of 4" in capsys.readouterr().err
+    assert main(["score", str(tmp_path / "run"), str(tmp_path)]) == 2
+    assert (
+        "no checkpoint here, expected a file model.safetensors; finish" in capsys.readouterr().err
+    )
     assert main(["score", str(tmp_path / "run"), str(root / "id")]) == 2
     assert main(["fit", *arguments, "--resume"]) == 0
     (one, other) = (load_scorer(path / "run") for path in (root, tmp_path))
@@ -521,8 +528,8 @@ MISTAKES = {
     "before ID": (["fit", "{empty}", "nowhere", "--out", "{new}"], "nowhere: no such folder"),
     "calibrates": (["fit", "{empty}", "{id}", "--out", "{new}", "--calibrate", "nowhere"],
                    "nowhere: no such folder"),
-    "empty": (["fit", "{empty}", "{reference}", "--out", "{new}"], "got none, expected images"),
-    "alpha": (["fit", "{id}", "{id}", "--out", "{new}", "--alpha", "5"], "between 0 and 1"),
+    "empty": (["fit", "{empty}", "{reference}", "--out", "{new}"], "holds no image; expected"),
+    "alpha": (["fit", "{id}", "{id}", "--out", "{new}", "--alpha", "5"], "above 0 and below 1"),
     "key": (["fit", "{id}", "{id}", "--out", "{new}", "training.step=1"], "mean 'training.steps'"),
     "both": (["fit", "{id}", "{id}", "--out", "{new}", "--backbone", "a", "--classifier", "b"],
              "expected one network"),
@@ -571,8 +578,8 @@ def test_a_mistake_is_one_line_and_nothing_is_written(
     output = capsys.readouterr()
     assert status == 2
     assert output.out == ""
-    (line,) = [line for line in output.err.splitlines() if "error: " in line]
-    assert re.search(message, line)
+    (line,) = output.err.splitlines()
+    assert re.search(f"error: .*{message}", line)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "file"]
 
 
@@ -741,7 +748,11 @@ def test_columns_are_those_of_fit(
     rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, other = str(rows / "run"), tmp_path / "other.csv"
-    problems = {"b,a": "another order", "a": "lacks 1 column: b", "a,b,c": "besides 1 column: c"}
+    problems = {
+        "b,a": "another order",
+        "a": "lacks 1 column: b",
+        "a,b,c": "in addition 1 column: c",
+    }
     for header, problem in problems.items():
         count = len(header.split(","))
         other.write_text(f"{header}\n{','.join(['1'] * count)}\n")

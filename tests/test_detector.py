@@ -122,6 +122,21 @@ def test_the_smallest_rate_flags_nothing() -> None:
     assert SplitConformal([1.0, 2.0], 5e-324).threshold == -np.inf
 
 
+def test_rows_that_are_likely_by_themselves_are_fresh_each_time() -> None:
+    def drawn(n: int, seed: int, share: float) -> np.ndarray:
+        x = gaussian(n, seed, 1.0)
+        x[np.random.default_rng(seed).random(n) < share] = 0
+        return x
+
+    detector = OneStepDetector(VECTORS, progress=False, **FAST)
+    detector.fit(drawn(400, 1, 0.2), drawn(400, 2, 0.02))
+    conformal = detector.calibrate(drawn(100, 3, 0.2), alpha=0.1).conformal
+    assert conformal is not None
+    assert conformal.size == 100
+    new = drawn(2000, 4, 0.2)
+    assert not (detector.predict(new) < 0)[(new == 0).all(axis=1)].any()
+
+
 def test_calibration_on_what_fit_has_read_is_refused(
     vectors: OneStepDetector, caplog: pytest.LogCaptureFixture
 ) -> None:

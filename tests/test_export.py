@@ -71,6 +71,7 @@ def test_an_onnx_file_gives_the_scores_of_the_scorer(
     assert [p.name for p in tmp_path.iterdir()] == ["scorer.onnx"]
     session = onnxruntime.InferenceSession(path)
     expected = scorer.score(IMAGES)
+    assert "resized to 16 pixels" in session.get_modelmeta().custom_metadata_map["images"]
     for batch in (1, 5):
         scores, logits = session.run(["log_ratio", "logits"], {"images": IMAGES[:batch]})
         np.testing.assert_allclose(scores, expected[:batch], atol=1e-4 * expected.std() + 1e-6)

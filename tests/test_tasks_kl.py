@@ -148,7 +148,7 @@ def test_tracker_warns_of_what_its_points_cannot_tell(caplog: pytest.LogCaptureF
     tracker = KLTracker(1, options={"steps": 60}, reference=rng.normal(size=400))
     with caplog.at_level(logging.WARNING):
         tracker.update(5 + rng.normal(size=400))  # 12.5 nats
-    assert "is more than the log of the 100 held-out points" in caplog.text
+    assert "is beyond the log of the 100 held-out points" in caplog.text
 
 
 @pytest.mark.parametrize(

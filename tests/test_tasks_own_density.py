@@ -107,6 +107,12 @@ def test_a_density_is_kept(
     assert loaded.fit.options == density.fit.options
 
 
+@pytest.mark.parametrize("n", [-1, 2.5, "3"])
+def test_a_sample_has_a_number_of_rows(fitted: Density, n: int) -> None:
+    with pytest.raises(UserError, match=r"^sample: got .*, expected a number of rows\.$"):
+        fitted.sample(n)
+
+
 def test_what_is_no_density_is_refused(fitted: Density, tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match=r"no checkpoint here, expected a file density\.safetensors"

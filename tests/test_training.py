@@ -259,7 +259,7 @@ def test_progress_shows_the_validation_of_networks_and_of_heads(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     shown: list[str] = []
-    monkeypatch.setattr(Bar, "set_postfix", lambda bar, **kw: shown.append(kw["val"]))
+    monkeypatch.setattr(Bar, "set_postfix", lambda bar, told: shown.append(told["val"]))
     trainer = make(options=OPTIONS.replace(steps=20, eval_every=20))
     trainer.validate = lambda model: {"held_out": -1.0, name: 0.25}
     trainer.run(progress=False)

@@ -6,7 +6,6 @@ __all__ = [
     "find_scorer",
     "finish",
     "input_lines",
-    "new_parser",
     "output",
     "rate",
 ]
@@ -35,13 +34,7 @@ def rate(text: str) -> float:
             return value
     except ValueError:
         pass
-    raise argparse.ArgumentTypeError(f"got {text}, expected a rate between 0 and 1")
-
-
-def new_parser(prog: str, description: str | None, epilog: str) -> argparse.ArgumentParser:
-    r"""Returns the parser of a verb, without arguments; both texts keep their lines."""
-    form = argparse.RawDescriptionHelpFormatter
-    return argparse.ArgumentParser(prog, None, description, epilog, formatter_class=form)
+    raise argparse.ArgumentTypeError(f"got {text}, expected a rate above 0 and below 1")
 
 
 def add_scoring(parser: argparse.ArgumentParser) -> None:

@@ -1,8 +1,9 @@
 r"""Writes a detector to a file that needs no Python, preprocessing inside.
 
-FILE ends in .onnx or .pt2. From `images`, uint8 with shape (B, H, W, 3), or `vectors`, float64 with shape
-(B, d), it computes `log_ratio` in nats, larger = more in-distribution, `logits` if there are classes, and
-what is asked for below: those of the detector at this log-ratio. Before it is written, the file is compared
+FILE ends in .onnx or .pt2. From `images`, uint8 RGB with shape (B, S, S, 3), or `vectors`, float64 with
+shape (B, d), it computes `log_ratio` in nats, larger = more in-distribution, `logits` if there are classes, and
+what is asked for below: those of the detector at this log-ratio. Standardisation is inside; resizing to the run's
+S is not: the shorter side is resized to S by Pillow's bilinear filter, then the centre cropped. Before it is written, the file is compared
 with the detector on --inputs, or on synthetic ones; `ood_osdre.export` says how.
 """
 
@@ -12,8 +13,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..errors import number
-from .common import add_scoring, find_scorer, finish, new_parser
+from ..errors import Parser, number
+from .common import add_scoring, find_scorer, finish
 
 EPILOG = """\
 examples:
@@ -24,7 +25,7 @@ examples:
 
 def main(arguments: Sequence[str] | None = None, prog: str = "ood-osdre export") -> int:
     r"""Runs the verb and returns its exit status."""
-    p = new_parser(prog, __doc__, EPILOG)
+    p = Parser(prog=prog, description=__doc__, epilog=EPILOG)
     add_scoring(p)
     p.set_defaults(device="cpu")
     p.add_argument("file", type=Path, metavar="FILE", help="what to write")
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "ood-osdre export")
 
 def run(args: argparse.Namespace) -> int:
     r"""Exports the detector of a run."""
-    from ..export import export_scorer
+    from ..export import RESIZING, export_scorer
     from ..files import local
 
     extras = sorted(set(args.extras or ()), reverse=True)  # p_value, decision
@@ -51,4 +52,6 @@ def run(args: argparse.Namespace) -> int:
     difference = export_scorer(scorer, path, args.inputs, args.tolerance, extras)
     if not args.quiet:
         print(f"{path}: agrees with {args.run} to {difference:.1e} of the outputs' spread")
+        if not scorer.metadata.get("dim"):
+            print(f"images: {RESIZING.format(scorer.metadata['size'])}")
     return 0

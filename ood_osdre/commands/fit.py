@@ -9,30 +9,23 @@ test. A part of both validates, and another tenth of ID, or what --calibrate nam
 __all__ = ["main"]
 
 import argparse
-import logging
 import os
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import UserError, count, counted
-from .common import finish, new_parser, rate
+from ..errors import Parser, UserError, count, counted
+from .common import finish, rate
 
 if TYPE_CHECKING:
     from ..config import Config
     from ..detectors import OneStepDetector
 
-log = logging.getLogger(__name__)
-
 UNFINISHED, ALPHA, SIZE = 3, 0.05, 32
 # A set of a few hundred images is not trained on thousands of times, unless that is asked for. The
 # count is of all its images, also of the tenths that calibrate and validate.
 EPOCHS, LEAST_STEPS = 50, 1000
-# The files of a set whose headers are looked at, how many of them say something of the set, and the
-# share of them that makes a rule.
-SAMPLE, LEAST_FILES, RULE = 200, 10, 0.95
 EPILOG = """\
 examples:
   %(prog)s flowers/ photographs/ --out runs/flowers
@@ -48,7 +41,7 @@ cifar10_representation for --classifier, else cifar10, without a GPU cifar10_cpu
 
 def parser(prog: str) -> argparse.ArgumentParser:
     r"""Builds the parser of the command line."""
-    p = new_parser(prog, __doc__, EPILOG)
+    p = Parser(prog=prog, description=__doc__, epilog=EPILOG)
     add = p.add_argument
     add("id", metavar="ID", help="in-distribution data")
     add("reference", metavar="REFERENCE", help="what they are told apart from")
@@ -106,8 +99,6 @@ def run(args: argparse.Namespace) -> int:
     )
     data = args.id, args.reference
     options = {"folder": args.out, "resume": args.resume, "alpha": args.alpha}
-    if not vectors:
-        warn_of_files(args.id, args.reference)
     try:
         detector.fit(*data, calibration=args.calibrate, **options)
     except UserError:
@@ -157,7 +148,7 @@ def write_record(detector: "OneStepDetector", args: argparse.Namespace) -> None:
         config=scorer.metadata["config"],
         seed=detector.config.training.seed,
         device=device_name(detector.device),
-        data={"given": given},
+        data={"given": given, "warnings": detector.remarks},
         validation={"best": outcome.best, "history": outcome.history},
         results={"parameters": scorer.parameters, "alpha": args.alpha},
         train_seconds=outcome.seconds,
@@ -196,11 +187,14 @@ def is_table(source: str) -> bool:
 def read_config(args: argparse.Namespace, vectors: bool, gpu: bool) -> "Config":
     r"""Returns the configuration: that of the kind of data and network, with the options given."""
     from ..config import load_config, shortened
+    from ..files import local
 
     kinds = [(vectors, "vectors"), (args.backbone, "backbone")]
     kinds += [(args.classifier, "cifar10_representation"), (gpu, "cifar10"), (True, "cifar10_cpu")]
     name = args.config or next(name for holds, name in kinds if holds)
-    options = [("classifier", args.classifier)] if args.classifier else []
+    name_of = [local(source).resolve().stem or source for source in (args.id, args.reference)]
+    options = [("id", name_of[0]), ("title", " against ".join(name_of))]
+    options += [("classifier", args.classifier)] if args.classifier else []
     config = load_config(name, [*options, *args.overrides])
     if args.max_steps is not None:
         return shortened(config, args.max_steps)
@@ -226,59 +220,6 @@ def size_of(source: str) -> int:
         return 0
 
 
-def warn_of_files(*sources: str) -> None:
-    r"""Warns if the image files of two sources differ by a rule, in size, mode or format.
-
-    A network from pixels may then learn the file. Only a clear case is told: nearly all files of the
-    first are alike, and nearly all of the second alike in another way.
-    """
-    found = [traits_of(source) for source in sources]
-    if not all(found):
-        return
-    of_id, of_reference = (" ".join(traits.values()) for traits in found)
-    if any(found[0][key] != found[1].get(key) for key in found[0] if key in found[1]):
-        log.warning(
-            "ID files are %s, reference files %s: the ratio may learn the file, not the content; "
-            "bring both to one size and format before",
-            of_id,
-            of_reference,
-        )
-
-
-def traits_of(source: str) -> dict[str, str]:
-    r"""Returns what nearly all images of a folder or list have in common: size, mode, format.
-
-    It is read off the headers of a sample; of too few files, or of what is no image file, nothing is.
-    """
-    from PIL import Image
-
-    from ..data.images import DAMAGE
-    from ..data.lists import read_list, stream_folder
-    from ..files import ARRAYS, is_folder, local
-
-    path, seen = local(source), list[tuple[str, str, str]]()
-    try:
-        if is_folder(path):
-            names = [path / name for name in stream_folder(path, told=False)]
-        elif path.suffix.lower() in ARRAYS:
-            return {}
-        else:
-            names = [path.parent / name for name in read_list(path).names]
-        for name in names[:: max(1, len(names) // SAMPLE)]:
-            with Image.open(name) as image:
-                kind = "JPEG" if image.format == "MPO" else str(image.format)
-                seen.append((f"{image.width}x{image.height}", kind, image.mode))
-    except DAMAGE:  # it is told, with its name, where files are decoded
-        return {}
-    if len(seen) < LEAST_FILES:
-        return {}
-    traits: dict[str, str] = {}
-    for key, values in zip(("size", "format", "mode"), zip(*seen, strict=True), strict=True):
-        ((value, times),) = Counter(values).most_common(1)
-        traits |= {key: value} if times >= RULE * len(seen) else {}
-    return traits
-
-
 def summary(detector: "OneStepDetector", out: Path) -> str:
     r"""Returns what was trained, when it decides what, and what to do next."""
     outcome, conformal = detector.outcome, detector.conformal
@@ -288,9 +229,12 @@ def summary(detector: "OneStepDetector", out: Path) -> str:
     )
     classes = len(detector.scorer.class_names)
     named = f"{classes} classes, " if classes else ""
+    low, high = conformal.rates
+    between = f"; ID is flagged at {low:.1%} to {high:.1%}" if conformal.rank else ""
     return (
         f"{out}: {steps}{named}calibrated on {counted(conformal.size, 'ID input')}: OOD below "
-        f"{conformal.threshold:.4g} nats (alpha {conformal.alpha:g})\n"
+        f"{conformal.threshold:.4g} nats (alpha {conformal.alpha:g})"
+        f"{between}\n"
         f"next: ood-osdre score {out} {'ROWS.csv' if detector.scorer.metadata.get('dim') else 'IMAGES'}"
         " --out scores.csv"
     )

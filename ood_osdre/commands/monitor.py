@@ -24,8 +24,8 @@ from collections.abc import Iterator, Sequence
 from queue import Queue
 from typing import TYPE_CHECKING
 
-from ..errors import UserError, count, counted, number
-from .common import add_scoring, find_scorer, finish, input_lines, new_parser, output
+from ..errors import Parser, UserError, count, counted, number
+from .common import add_scoring, find_scorer, finish, input_lines, output
 from .score import INCOMPLETE
 
 if TYPE_CHECKING:
@@ -43,13 +43,13 @@ examples:
 
 def parser(prog: str) -> argparse.ArgumentParser:
     r"""Builds the parser of the command line."""
-    p = new_parser(prog, __doc__, EPILOG)
+    p = Parser(prog=prog, description=__doc__, epilog=EPILOG)
     add_scoring(p)
     known = "inputs to a false alarm, on average, at least (default: %(default)g)"
     p.add_argument(
         "--run-length", type=number(positive=True), default=1e4, metavar="N", help=known
     )
-    known = "latest inputs whose mean an alarm has, and that follow it unwatched (default: %(default)s)"
+    known = "an alarm has the mean of the latest N, and the next N are not watched (default: %(default)s)"
     p.add_argument("--window", type=count(1, sys.maxsize), default=500, metavar="N", help=known)
     return p
 

@@ -10,7 +10,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from .common import finish, new_parser
+from ..errors import Parser
+from .common import finish
 
 EPILOG = """\
 example:
@@ -20,7 +21,7 @@ example:
 
 def main(arguments: Sequence[str] | None = None, prog: str = "ood-osdre report") -> int:
     r"""Runs the verb and returns its exit status."""
-    p = new_parser(prog, __doc__, EPILOG)
+    p = Parser(prog=prog, description=__doc__, epilog=EPILOG)
     p.add_argument("run", type=Path, metavar="RUN", help="the folder of a run or of its seeds")
     args = p.parse_args(arguments)
     return finish(lambda: run(args))

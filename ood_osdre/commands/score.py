@@ -1,7 +1,7 @@
 r"""Scores files with a detector that `ood-osdre fit` has trained, and writes one row each, as CSV.
 
 Columns: `file`; `log_ratio`, of ID data to the reference, in nats, larger = more in-distribution;
-`p_value`, the share of ID data that look no more in-distribution (conformal); `decision`, ID or OOD: OOD
+`p_value` (conformal), the share of the calibration data that score as low or lower; `decision`, ID or OOD: OOD
 where the p-value is at most alpha, so of ID data at most that share, in expectation; `class`, the nearest of
 the ID classes, of OOD files too, if there are classes; `error`, why a file has no score. The rest is scored,
 and the exit status is 1. Of a folder, files that are no images by their suffix are left out, with a warning.
@@ -20,8 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from ..errors import UserError
-from .common import STDIN, add_scoring, find_scorer, finish, input_lines, new_parser, output, rate
+from ..errors import Parser, UserError
+from .common import STDIN, add_scoring, find_scorer, finish, input_lines, output, rate
 
 if TYPE_CHECKING:
     from ..detectors import Scorer
@@ -43,7 +43,7 @@ pattern matches.
 
 def parser(prog: str) -> argparse.ArgumentParser:
     r"""Builds the parser of the command line."""
-    p = new_parser(prog, __doc__, EPILOG)
+    p = Parser(prog=prog, description=__doc__, epilog=EPILOG)
     add_scoring(p)
     known = "folders, files or patterns; arrays and tables (.npy, .npz, .csv) by their rows"
     p.add_argument(
@@ -79,6 +79,7 @@ def run(args: argparse.Namespace) -> int:
         conformal = SplitConformal(conformal.scores, args.alpha)
     score = "log_ratio" if scorer.ratio.in_nats else "score"
     total = flagged = failed = 0
+    reason = ""
     live = args.out is not None or not output().isatty()
     bar = Bar(desc="scoring", unit="file", disable=args.quiet or not live)
     with opened(args.out) as file, bar:
@@ -91,6 +92,7 @@ def run(args: argparse.Namespace) -> int:
                 total += 1
                 flagged += row[3] == OOD
                 failed += bool(row[5])
+                reason = reason or (f"{row[0]}: {row[5]}" if row[5] else "")
             bar.update(len(part.names))
         if not total:
             raise UserError(f"{' '.join(args.images) or 'standard input'}: nothing to score.")
@@ -100,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
             rule = f"{flagged:,} flagged as {OOD} at alpha {conformal.alpha:g}"
         print(f"{total - failed:,} scored, {rule}", file=sys.stderr)
     if failed:
-        print(f"{failed:,} could not be scored: see the column error", file=sys.stderr)
+        print(f"{failed:,} could not be scored, the first: {reason}", file=sys.stderr)
     return INCOMPLETE if failed else 0
 
 

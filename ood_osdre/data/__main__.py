@@ -16,11 +16,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from tabulate import tabulate
 
-from ..errors import UserError, exit_status
+from ..errors import Parser, UserError, exit_status
 from ..files import local
 from .benchmark import CACHE
 from .builtin import load_digits_sets
@@ -75,15 +74,12 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:
-    told: dict[str, Any] = {
-        "epilog": EPILOG.format(prog=prog),
-        "formatter_class": argparse.RawDescriptionHelpFormatter,
-    }
-    top = argparse.ArgumentParser(prog=prog, description="Benchmark data.", **told)
+    epilog = EPILOG.format(prog=prog)
+    top = Parser(prog=prog, description="Benchmark data.", epilog=epilog)
     commands = top.add_subparsers(dest="command", required=True)
 
     known = "list the sets of a benchmark and what is on disk"
-    p = commands.add_parser("check", help=known, **told)
+    p = commands.add_parser("check", help=known, epilog=epilog)
     known = ", ".join(BENCHMARKS)
     p.add_argument("--id", required=True, help=f"ID data set: {known}, or one of --benchmark FILE")
     known = ", ".join(benchmark_names())

@@ -342,7 +342,7 @@ def _vectors(array: NDArray[Any], what: str) -> NDArray[np.floating[Any]]:
     if not is_real or bad.size:
         found = f"got vectors of {array.dtype} with shape {array.shape}"
         if bad.size:
-            first = f"the first is {bad[0]}"
+            first = f"the first is row {bad[0]}, from 0"
             found = f"{bad.size} of {len(array)} vectors hold NaN or infinity, {first}"
         raise UserError(f"{what}: {found}, expected real numbers in single precision.")
     # A mean is subtracted before single precision may round: of large numbers it leaves nothing.

@@ -128,11 +128,13 @@ def list_folder(folder: Path) -> ImageList:
         if not is_regular(os.path.join(folder, name))
         or name.encode(errors="ignore").decode() != name
     ]
-    if bad or not names:
-        found = first(bad, "other file") if bad else "none"
+    if bad:
+        found = first(bad, "other file")
+        raise UserError(f"{folder}: got {found}, expected regular files with names in UTF-8")
+    if not names:
         others = len(image_suffixes() - set(COMMON))
         kinds = f"{' '.join(COMMON)} and {others} more that Pillow reads"
-        raise UserError(f"{folder}: got {found}, expected images ({kinds}) with names in UTF-8")
+        raise UserError(f"{folder}: holds no image; expected files named {kinds}")
     return image_list(names, [-1] * len(names))
 
 

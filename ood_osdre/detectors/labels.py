@@ -10,29 +10,38 @@ __all__ = [
     "fingerprints_of",
     "for_calibration",
     "names_of",
+    "remarks_on",
     "rows_of",
     "seen_in",
 ]
 
 import logging
+import os
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from PIL import Image
 from torch import Tensor
 
 from ..data import ImageSet
 from ..data.image_files import fingerprints
+from ..data.images import DAMAGE
 from ..data.inputs import read
-from ..data.lists import first
+from ..data.lists import first, image_suffixes, read_list, stream_folder
 from ..data.sets import Samples, are_likely, count_shared, cut_apart, group_of
 from ..errors import UserError
 from ..evaluation.calibration import check_alpha
+from ..files import ARRAYS, is_folder, local
 from ..options import shown
 
 # Items whose fingerprints are taken together: those of images in files, decoded for it.
 PIECE = 512
+# The files of a set whose headers are looked at, how many of them say something of the set, and the
+# share of them that makes a rule.
+SAMPLE, LEAST_FILES, RULE = 200, 10, 0.95
 # What tells the split for a calibration from that for validation, which has the same seed.
 CALIBRATION = 1
 
@@ -130,7 +139,7 @@ def check_columns(what: str, found: Sequence[str], expected: Sequence[str]) -> N
         return
     lacking = [name for name in expected if name not in found]
     others = [name for name in found if name not in expected]
-    told = [("lacks", lacking), ("has besides", others)]
+    told = [("lacks", lacking), ("has in addition", others)]
     problem = ", ".join(f"{verb} {first(names, 'column')}" for verb, names in told if names)
     problem = problem or f"has another order, {first(found, 'column')}"
     raise UserError(f"{what}: {problem}; expected {first(expected, 'column')}, as in fit.")
@@ -205,6 +214,53 @@ def for_calibration(
             "calibrate."
         )
     return rows_of(given, np.sort(rest)), rows_of(given, np.sort(part)), None
+
+
+def remarks_on(*sources: object) -> list[str]:
+    r"""Warns if the image files of two folders or lists differ by a rule, and returns what it says.
+
+    The rule is a size, mode or format. A network from pixels may then learn the file. Only a clear case is told: nearly all files of the
+    first are alike, and nearly all of the second alike in another way. What is no path says nothing.
+    """
+    found = [_traits(x) if isinstance(x, str | os.PathLike) else {} for x in sources]
+    one, other = found
+    if not any(one[key] != other[key] for key in one.keys() & other.keys()):
+        return []
+    of_id, of_reference = (" ".join(traits.values()) for traits in found)
+    remark = (
+        f"ID files are {of_id}, reference files {of_reference}: the ratio may learn the file, not the "
+        "content; bring both to one size and format before"
+    )
+    log.warning("%s", remark)
+    return [remark]
+
+
+def _traits(source: str | os.PathLike[str]) -> dict[str, str]:
+    r"""Returns what nearly all images of a folder or list have in common: size, format, mode.
+
+    It is read off the headers of a sample; of too few files, or of what is no image file, nothing is.
+    """
+    path, seen = local(source), list[tuple[str, str, str]]()
+    try:
+        if is_folder(path):
+            names = [path / name for name in stream_folder(path, told=False)]
+        elif path.suffix.lower() in ARRAYS or path.suffix.lower() in image_suffixes():
+            return {}
+        else:
+            names = [path.parent / name for name in read_list(path).names]
+        for name in names[:: max(1, len(names) // SAMPLE)]:
+            with Image.open(name) as image:
+                kind = "JPEG" if image.format == "MPO" else str(image.format)
+                seen.append((f"{image.width}x{image.height}", kind, image.mode))
+    except (UserError, *DAMAGE):  # it is told, with its name, where files are decoded
+        return {}
+    if len(seen) < LEAST_FILES:
+        return {}
+    traits: dict[str, str] = {}
+    for key, values in zip(("size", "format", "mode"), zip(*seen, strict=True), strict=True):
+        ((value, times),) = Counter(values).most_common(1)
+        traits |= {key: value} if times >= RULE * len(seen) else {}
+    return traits
 
 
 def rows_of(given: Samples, rows: NDArray[np.intp]) -> Samples:

@@ -37,15 +37,16 @@ from ..training.distributed import find_device
 from ..training.run import Outcome, check_finished
 from ..training.surroundings import own_surroundings
 from .classifiers import TIMM, fit_on_classifier, read_backbone
-from .fitting import (
-    HELD_OUT,
-    Supported,
-    configured,
-    prepare,
-    train,
-    warn_of_shuffling,
+from .fitting import HELD_OUT, Supported, configured, prepare, train, warn_of_shuffling
+from .labels import (
+    as_input,
+    check_like,
+    check_unseen,
+    class_labels,
+    for_calibration,
+    names_of,
+    remarks_on,
 )
-from .labels import as_input, check_like, check_unseen, class_labels, for_calibration, names_of
 from .scorer import Scorer, TrainedModel, read_model, write_model
 
 NOT_FITTED = "is not fitted; call fit first"
@@ -120,7 +121,8 @@ class OneStepDetector:
         given = {"size": size, "estimator": "one_step" if head else self.config.estimator}
         self.size = Supported.of(given, type(self).__name__).size
         self.backbone, self.progress = backbone, progress
-        self.outcome, self.counts = Outcome(), dict[str, int]()  # the latter of the sets of fit
+        # What is known of the sets of fit: how many items they have, and what was warned of.
+        self.outcome, self.counts, self.remarks = Outcome(), dict[str, int](), list[str]()
         self.conformal: SplitConformal | None = None
         self._trained: TrainedModel | None = None
         self._scorer: Scorer | None = None
@@ -174,6 +176,7 @@ class OneStepDetector:
         against = read(reference, self.size, "reference", labelled=False)
         self.counts = {"ID": len(given.values), "reference": len(against.values)}
         self.counts |= {} if held is None else {"calibration": len(held.values)}
+        self.remarks = remarks_on(id_data, reference)
         target = None if folder is None else local(folder)
         if self.config.head is not None:
             shared = self.device, self.size, target, resume, self.progress, own
@@ -242,7 +245,7 @@ class OneStepDetector:
             alpha: The rate :math:`\alpha`. Below :math:`1 / (n + 1)` nothing is ever flagged,
                 which is logged as a warning.
             seen: What to do about inputs that :meth:`fit` has read, found by their content: the
-                guarantee is void with them. `"warn"` is for data with natural duplicates.
+                guarantee is void with them. `"warn"` is for data in which items repeat by nature.
 
         Returns:
             The detector itself.

@@ -83,8 +83,7 @@ def score_parts(
 
     Arguments:
         model: The ratio, whole or folded.
-        images: uint8 images, with shape :math:`(N, H, W, C)`, or vectors, with shape
-            :math:`(N, d)`; may be memory-mapped, or files.
+        images: uint8 images :math:`(N, H, W, C)`, or vectors :math:`(N, d)`; may be mapped, or files.
         preprocess: The preprocessing, with the statistics of the ID data.
         batch_size: The number of images scored at once.
         bar: A progress bar to advance.
@@ -93,11 +92,12 @@ def score_parts(
     columns: tuple[list[torch.Tensor], ...] = ([], [], [])
     rows = distributed.share(len(images))
     own = rows.stop - rows.start
-    # If there are fewer images than processes, some have none of their own. They score another's,
-    # as not every network takes an empty batch, and drop it; the others wait for their rows.
+    # Processes without images of their own, if there are fewer images than processes, score one of
+    # another's and drop it: not every network takes an empty batch.
     end = max(rows.stop, rows.start + 1)
     for batch in in_batches(images, batch_size, rows.start, end):
-        prediction = model.predict(preprocess(torch.as_tensor(batch)))
+        writable = batch if batch.flags.writeable else batch.copy()  # of others PyTorch warns
+        prediction = model.predict(preprocess(torch.as_tensor(writable)))
         classes = None if prediction.logits is None else prediction.logits.argmax(dim=1)
         given = prediction.score.float(), classes, prediction.parts
         for column, value in zip(columns, given, strict=True):

@@ -135,6 +135,7 @@ def write_report(folder: Path, data: "BenchmarkData | None" = None) -> Path:
         facts=facts,
         sets=sets_of(record),
         given=record.get("data", {}).get("given", []),
+        warnings=record.get("data", {}).get("warnings", []),
         options=flat(config),
     )
     write_text_atomic(folder / REPORT, text)

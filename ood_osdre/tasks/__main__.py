@@ -1,11 +1,10 @@
 r"""Runs a task with its truth beside every estimate: `python -m ood_osdre.tasks {density,kl,mi}`."""
 
-import argparse
 import importlib
 import sys
 from collections.abc import Sequence
 
-from ..errors import exit_status
+from ..errors import Parser, exit_status
 
 TASKS = {
     "density": ("density", "densities of 2-D sets, tables and images"),
@@ -28,11 +27,10 @@ def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     # The tasks import torch, which takes seconds that neither help nor a slip should wait for.
     listing = "\n".join(f"  {name:8} {text}" for name, (_, text) in TASKS.items())
-    outer = argparse.ArgumentParser(
+    outer = Parser(
         prog=prog,
         description="Density-ratio tasks with their truth beside every estimate, in nats.",
         epilog=f"tasks:\n{listing}\n\n{EPILOG.format(prog=prog)}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     outer.add_argument("task", choices=tuple(TASKS), metavar="TASK")
     task = outer.parse_args(arguments[:1]).task
@@ -42,11 +40,7 @@ def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
 
 def _run(task: str, arguments: Sequence[str], prog: str) -> int:
     module = importlib.import_module(f".suites.{TASKS[task][0]}", __package__)
-    inner = argparse.ArgumentParser(
-        prog=f"{prog} {task}",
-        description=module.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    inner = Parser(prog=f"{prog} {task}", description=module.__doc__)
     module.add_arguments(inner)
     return int(module.run(inner.parse_args(arguments)))
 

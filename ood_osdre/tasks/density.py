@@ -20,6 +20,7 @@ __all__ = [
     "masses",
 ]
 
+import numbers
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,7 @@ from torch import Generator, Tensor
 
 from ..errors import UserError
 from ..files import local
+from ..options import shown
 from ..training import checkpoint
 from ..training.batches import Stream, step_generator
 from .draws import error_of_mean, whitened_parts
@@ -135,11 +137,14 @@ class Density:
 
         Arguments:
             n: The number of rows.
-            seed: The seed.
+            seed: The seed; of one, the rows are the same at every call.
 
         Raises:
-            UserError: If so few are accepted that two million draws do not give the rows.
+            UserError: If `n` is no count, or so few are accepted that two million draws do not give
+                the rows.
         """
+        if not isinstance(n, numbers.Integral) or n < 0:
+            raise UserError(f"sample: got {shown(n)}, expected a number of rows.")
         device = self.fit.standardise.mean.device
         generator = step_generator(seed, Stream.TEST, 1, device)
         kept, count, bound = [], 0, None

@@ -191,10 +191,10 @@ class KLTracker:
         error = None
         if self.fit.method.bound == "mean":
             error = draws.error_of_mean(self.fit.log_ratio(many[1]).double().cpu().numpy(), marks)
-        if value > math.log(len(many[1])):
+        if abs(value) > math.log(len(many[1])):
             log.warning(
-                "divergence: %.2f nats is more than the log of the %d held-out points; it rests on "
-                "what the features can represent, not on the points.",
+                "divergence: %.4g nats is beyond the log of the %d held-out points; it rests on what "
+                "the features can represent, not on the points.",
                 *(value, len(many[1])),
             )
         history = [(h["step"] / options.steps, h["estimate"]) for h in self.fit.history]

@@ -115,6 +115,7 @@ def read_checkpoint(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, 
     if not path.is_file():
         seeds = sorted(folder.glob(f"seed-*/{path.name}"))
         hint = f"; {seeds[0].parent} holds one" if seeds else ""
+        hint = "; finish its training first" if checkpoint_path(folder, STATE).is_file() else hint
         raise UserError(f"{folder}: no checkpoint here, expected a file {path.name}{hint}.")
     problem = ""
     try:

@@ -40,7 +40,7 @@ from .optimisation import (
     settled_precision,
 )
 from .run import Outcome, RunLog, caught_signals
-from .surroundings import reseed
+from .surroundings import reseed, same_random_numbers
 
 # Steps between two looks at the loss, which wait for the device, and between lines of the log.
 REPORT_EVERY, LOG_EVERY = 20, 100
@@ -190,7 +190,7 @@ class Trainer:
         out.steps = options.steps
         shown = {"disable": not progress, "desc": "training", "unit": "step"}
         bar = Bar(total=options.steps, initial=out.step, **shown)
-        with caught_signals() as received, bar:
+        with caught_signals() as received, bar, same_random_numbers():
             while out.step < options.steps:
                 losses = self.step(self.batches(out.step))
                 out.seconds = before + time.monotonic() - started
@@ -243,11 +243,9 @@ class Trainer:
             self.keep(now | numbers)
         last = out.history[-1] if out.history else {}
         watched = self.select or next((name for name in last if name.endswith("_auroc")), "")
-        bar.set_postfix(
-            loss=f"{entry['loss_total']:.3f}",
-            img_s=f"{images:.0f}",
-            val=f"{last[watched]:.4f}" if watched in last else "-",
-        )
+        told = {"loss": f"{entry['loss_total']:.3f}", "img_s": f"{images:.0f}"}
+        told |= {"val": f"{last[watched]:.4f}"} if watched in last else {}
+        bar.set_postfix(told)
         if self.log is not None and (validate or out.step % LOG_EVERY == 0):
             self.log.write(entry | self.objective.learnt())
 
