@@ -230,7 +230,7 @@ def summary(detector: "OneStepDetector", out: Path) -> str:
     classes = len(detector.scorer.class_names)
     named = f"{classes} classes, " if classes else ""
     low, high = conformal.rates
-    between = f"; ID is flagged at {low:.1%} to {high:.1%}" if conformal.rank else ""
+    between = f"; with these, {low:.1%} to {high:.1%} of ID are flagged" if conformal.rank else ""
     return (
         f"{out}: {steps}{named}calibrated on {counted(conformal.size, 'ID input')}: OOD below "
         f"{conformal.threshold:.4g} nats (alpha {conformal.alpha:g})"
