@@ -60,7 +60,7 @@ class Runner:
         self.jobs = plan(
             study, args.only or list(study.methods), args.seeds, args.out / args.study
         )
-        self.futures: dict[Path, Future[str | None]] = {}
+        self.trained: dict[Path, Future[str | None]] = {}
         self.deadline = None if args.budget is None else time.monotonic() + args.budget
         self.writing = Lock()
         for job in self.jobs:
@@ -70,12 +70,18 @@ class Runner:
     def run(self) -> int:
         r"""Runs what is not done yet; returns the number of failures."""
         failures = 0
+        ways = [(job, *way) for job in self.jobs for way in self._ways(job)]
+        # Of a seed, what waits for no other, then what does, then further ways to score: nothing waits
+        # long, nor for what is behind itself.
+        ways.sort(key=lambda way: (way[0].seed, bool(way[2]), self._needs(*way) != {}))
         with ThreadPoolExecutor(self.args.jobs) as pool:
-            # In order, so that a job which waits for another never waits for one behind itself.
-            for job in self.jobs:
-                self.futures[job.folder] = pool.submit(self._told, job)
+            futures = []
+            for job, variant, further in ways:
+                futures.append(pool.submit(self._told, job, variant, further))
+                if not further:
+                    self.trained[job.folder] = futures[-1]
             try:
-                for future in tqdm(self.futures.values(), unit="run", disable=None):
+                for future in tqdm(futures, unit="run", disable=None):
                     if failure := future.result():
                         failures += 1
                         tqdm.write(failure, file=sys.stderr)
@@ -114,40 +120,41 @@ class Runner:
                 return True
         return False
 
-    def _told(self, job: Job) -> str | None:
-        r"""Runs a job; returns what went wrong, if anything did."""
-        label = f"{job.name}, seed {job.seed}"
+    def _told(self, job: Job, variant: str, further: Sequence[str]) -> str | None:
+        r"""Trains a job, or scores it in a further way; returns what went wrong, if anything did."""
+        label = ", ".join(filter(None, [job.name, variant, f"seed {job.seed}"]))
         try:
-            for variant, further in self._ways(job):
-                label = ", ".join(filter(None, [job.name, variant, f"seed {job.seed}"]))
-                if self._is_done(job, variant, further):
-                    continue
-                # What a variant alone needs is not waited for before training.
-                if lacking := self._lacking(job, further or job.overrides):
-                    return f"not started: {label}, as the run of {lacking!r} is not there"
-                left = None if self.deadline is None else self.deadline - time.monotonic()
-                if variant == job.method.variant:
-                    if left is not None and left <= 0:
-                        return f"not started: {label}"
-                    self._train(job, left)
-                    folder = job.folder
-                else:
-                    folder = self._score(job, variant, further)
-                self._write(job, variant, folder)
+            if self._is_done(job, variant, further):
+                return None
+            if lacking := self._lacking(job, variant, further):
+                return f"not started: {label}, as the run of {lacking!r} is not there"
+            left = None if self.deadline is None else self.deadline - time.monotonic()
+            if not further and left is not None and left <= 0:
+                return f"not started: {label}"
+            if further:
+                folder = self._score(job, variant, further)
+            else:
+                self._train(job, left)
+                folder = job.folder
+            self._write(job, variant, folder)
         except UserError as error:
             return f"{label}: {error}"
         return None
 
-    def _lacking(self, job: Job, options: Sequence[str]) -> str | None:
-        r"""Waits for the runs that options name; returns the method of one that failed.
+    def _needs(self, job: Job, variant: str, further: Sequence[str]) -> dict[str, Path]:
+        r"""Returns the folders of the runs that a way to score names, its own if it is a further one."""
+        options = further or job.overrides
+        needs = {n: f for n, f in job.needs.items() if any(str(f) in option for option in options)}
+        return needs | ({job.name: job.folder} if further else {})
+
+    def _lacking(self, job: Job, variant: str, further: Sequence[str]) -> str | None:
+        r"""Waits for the runs that are needed; returns the method of one that failed.
 
         Raises:
             UserError: If one that is done has left no run.
         """
-        for need, folder in job.needs.items():
-            if not any(str(folder) in option for option in options):
-                continue
-            if folder in self.futures and self.futures[folder].result():
+        for need, folder in self._needs(job, variant, further).items():
+            if folder in self.trained and self.trained[folder].result():
                 return need
             if not (folder / "run.json").is_file():
                 raise UserError(
@@ -161,11 +168,6 @@ class Runner:
 
     def _score(self, job: Job, variant: str, further: Sequence[str]) -> Path:
         r"""Scores a trained model in another way; returns the folder."""
-        if not (job.folder / "run.json").is_file():
-            raise UserError(
-                f"{job.folder}: lacks the trained model; remove the line of "
-                f"{job.name}, seed {job.seed}, to train it again."
-            )
         folder = job.folder / slug(variant)
         self._command(["--checkpoint", str(job.folder), "--out", str(folder), *further])
         return folder

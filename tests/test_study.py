@@ -109,13 +109,13 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Quick:
 def test_a_run_leaves_one_line_that_remakes_it(tmp_path: Path, quick: Quick) -> None:
     write_study(tmp_path, curve=True, keep=["a"])
     assert give(tmp_path, "--seeds", "1") == 0
-    own, variant, other = lines(tmp_path)
-    assert [own["method"], variant["variant"], other["method"]] == ["a", "NFE 2", "b"]
+    own, other, variant = lines(tmp_path)
+    assert [own["method"], other["method"], variant["variant"]] == ["a", "b", "NFE 2"]
     assert own["config"]["training"]["steps"] == 3
     assert own["config"]["data"]["train_limit"] == 50
     assert variant["config"]["evaluation"]["evaluations"] == 2
     # The other run's folder is this machine's, and is not in the record.
-    assert str(tmp_path) in " ".join(quick.given[-1])
+    assert str(tmp_path) in " ".join(quick.given[1])
     assert other["config"]["note"] == "{run:a}"
     assert other["config"]["data"]["train_limit"] == 41
     assert str(tmp_path) not in json.dumps(other)
@@ -148,7 +148,7 @@ def test_interrupted_and_given_again_makes_the_same_lines(
     again = lines(tmp_path)
     assert give(tmp_path) == 0
     assert lines(tmp_path) == again
-    expected = [(m, v, s) for s in (0, 1) for m, v in (("a", ""), ("a", "NFE 2"), ("b", ""))]
+    expected = [(m, v, s) for s in (0, 1) for m, v in (("a", ""), ("b", ""), ("a", "NFE 2"))]
     assert [(r["method"], r["variant"], r["seed"]) for r in again] == expected
     assert len(quick.given) == 6
 
@@ -217,7 +217,8 @@ def test_runs_of_other_data_or_without_their_model_get_no_line(
     assert give(tmp_path, "--seeds", "0") == 1
     told = capsys.readouterr().err
     assert "a, NFE 2, seed 0: " in told
-    assert "not started: b, seed 0, as the run of 'a' is not there" in told
+    assert "b, seed 0: " in told
+    assert told.count("lacks the run of 'a'; remove its line to train it again") == 2
     assert len(lines(tmp_path)) == 1
 
 
@@ -229,15 +230,15 @@ def test_what_only_a_variant_needs_is_not_waited_for_to_train(
     trained = Event()
 
     def command(runner: object, options: Sequence[str]) -> None:
-        if "title=c" in options:
+        if "title=d" in options:
             trained.set()
         elif "title=a" in options:
-            assert trained.wait(20)  # both at once: c is not behind a
+            assert trained.wait(20)  # c does not wait for a, nor does d for c
         quick(runner, options)
 
     monkeypatch.setattr(study.Runner, "_command", command)
     summed = {"variants": {"with a": ["evaluation.together=[{run:a}]"]}}
-    write_study(tmp_path, methods={"a": {}, "c": summed}, seeds=[0])
+    write_study(tmp_path, methods={"a": {}, "c": summed, "d": {}}, seeds=[0])
     assert give(tmp_path, "--jobs", "2") == 0
     assert [(line["method"], line["variant"]) for line in lines(tmp_path)][-1] == ("c", "with a")
 
