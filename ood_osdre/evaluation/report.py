@@ -243,7 +243,7 @@ def _run(folder: Path, data: "BenchmarkData | None") -> Row:
     best = record.get("validation", {}).get("best") or (last or [{}])[-1]
     found = [{k: best.get(p + k) for k in CALIBRATED} for p in PREFIXES]
     known = [values for values in found if None not in values.values()]
-    run["validation"] = {VALIDATED[k]: best[k] for k in names if best.get(k) is not None}
+    run["validation"] = {VALIDATED[k]: 100 * best[k] for k in names if best.get(k) is not None}
     if "val_far" not in best:
         run["validation"].pop(VALIDATED["val_auroc"], None)  # there is one alone
     if (folder / HELD_OUT).is_file():
