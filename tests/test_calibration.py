@@ -83,6 +83,27 @@ def test_counts_of_flagged_id_inputs_follow_the_beta_binomial_law(n: int, alpha:
     assert np.abs(empirical - law.cdf(np.arange(m + 1))).max() < 1.95 / math.sqrt(runs)
 
 
+@pytest.mark.parametrize(("share", "kinds", "n"), [(0.2, 40, 2000), (0.4, 60, 400), (0.1, 1, 30)])
+def test_inputs_that_repeat_by_nature_are_flagged_at_the_rate(
+    share: float, kinds: int, n: int
+) -> None:
+    r"""Inputs with the lowest scores, of a share, are among a few kinds; the others are distinct."""
+    rng = np.random.default_rng(0)
+
+    def drawn(count: int) -> tuple[np.ndarray, np.ndarray]:
+        scores, marks = rng.normal(size=count), np.arange(kinds, kinds + count)
+        repeated = rng.random(count) < share
+        marks[repeated] = rng.integers(0, kinds, repeated.sum())
+        scores[repeated] = -10 - marks[repeated] / kinds
+        return scores, marks
+
+    rates = []
+    for _ in range(300):
+        scores, marks = drawn(n)
+        rates.append(SplitConformal(scores, 0.1, marks).flagged(drawn(1000)[0]).mean())
+    assert np.mean(rates) < 0.1 + 3 * np.std(rates) / 300**0.5
+
+
 SCORES = st.lists(st.integers(-5, 5).map(float) | st.floats(-1e6, 1e6), min_size=1, max_size=60)
 
 

@@ -121,7 +121,7 @@ def test_no_split_has_a_copy_on_both_sides() -> None:
 def test_calibration_counts_distinct_inputs(caplog: pytest.LogCaptureFixture) -> None:
     scores = normal(300)
     with caplog.at_level(logging.WARNING):
-        copied = SplitConformal(scores[PICK], 0.1, PICK)
+        copied = SplitConformal(scores.repeat(10), 0.1, np.arange(300).repeat(10))
         monitor = DriftMonitor(lambda x: x[:, 0], np.c_[scores, scores**2][PICK])
     np.testing.assert_array_equal(copied.scores, np.sort(scores))
     assert len(monitor._sorted) == 300

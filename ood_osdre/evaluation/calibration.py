@@ -109,7 +109,9 @@ class SplitConformal:
             with shape :math:`(n)`.
         alpha: The largest rate :math:`\alpha` at which ID inputs may be flagged.
         marks: What equal inputs share, with shape :math:`(n)`, None if none are equal. Copies are
-            one draw (:func:`~ood_osdre.data.sets.draws_of`), and a warning says how many there are.
+            one draw (:func:`~ood_osdre.data.sets.draws_of`), and a warning says how many draws there
+            are: as many quantiles of all scores are kept, so that items that repeat by nature count
+            as often as they do, while p-values are no smaller than so many draws allow.
 
     Raises:
         UserError: If `alpha` is not in (0, 1), or scores are absent, NaN or infinite.
@@ -130,10 +132,10 @@ class SplitConformal:
         check_alpha(alpha)
         scores = check_scores("calibration", scores)
         if marks is not None:
-            kept = np.unique(draws_of(marks), return_index=True)[1]
-            if len(kept) < len(scores):
-                log.warning("calibration: %d of %d inputs are distinct", len(kept), len(scores))
-            scores = scores[kept]
+            count, given = np.unique(draws_of(marks)).size, len(scores)
+            if count < given:
+                log.warning("calibration: %d of %d inputs are distinct", count, given)
+            scores = np.sort(scores)[np.arange(count) * given // count]
         self.scores = np.sort(scores)
         self.alpha = float(alpha)
         self.rank = _rank(self.size, self.alpha)
