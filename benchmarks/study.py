@@ -73,7 +73,7 @@ class Runner:
         ways = [(job, *way) for job in self.jobs for way in self._ways(job)]
         # Of a seed, what waits for no other, then what does, then further ways to score: nothing waits
         # long, nor for what is behind itself.
-        ways.sort(key=lambda way: (way[0].seed, bool(way[2]), self._needs(*way) != {}))
+        ways.sort(key=lambda way: (way[0].seed, bool(way[2]), self._needs(way[0], way[2]) != {}))
         with ThreadPoolExecutor(self.args.jobs) as pool:
             futures = []
             for job, variant, further in ways:
@@ -126,7 +126,7 @@ class Runner:
         try:
             if self._is_done(job, variant, further):
                 return None
-            if lacking := self._lacking(job, variant, further):
+            if lacking := self._lacking(job, further):
                 return f"not started: {label}, as the run of {lacking!r} is not there"
             left = None if self.deadline is None else self.deadline - time.monotonic()
             if not further and left is not None and left <= 0:
@@ -141,19 +141,19 @@ class Runner:
             return f"{label}: {error}"
         return None
 
-    def _needs(self, job: Job, variant: str, further: Sequence[str]) -> dict[str, Path]:
+    def _needs(self, job: Job, further: Sequence[str]) -> dict[str, Path]:
         r"""Returns the folders of the runs that a way to score names, its own if it is a further one."""
         options = further or job.overrides
         needs = {n: f for n, f in job.needs.items() if any(str(f) in option for option in options)}
         return needs | ({job.name: job.folder} if further else {})
 
-    def _lacking(self, job: Job, variant: str, further: Sequence[str]) -> str | None:
+    def _lacking(self, job: Job, further: Sequence[str]) -> str | None:
         r"""Waits for the runs that are needed; returns the method of one that failed.
 
         Raises:
             UserError: If one that is done has left no run.
         """
-        for need, folder in self._needs(job, variant, further).items():
+        for need, folder in self._needs(job, further).items():
             if folder in self.trained and self.trained[folder].result():
                 return need
             if not (folder / "run.json").is_file():

@@ -1,10 +1,11 @@
 r"""Writes a detector to a file that needs no Python, preprocessing inside.
 
 FILE ends in .onnx or .pt2. From `images`, uint8 RGB with shape (B, S, S, 3), or `vectors`, float64 with
-shape (B, d), it computes `log_ratio` in nats, larger = more in-distribution, `logits` if there are classes, and
-what is asked for below: those of the detector at this log-ratio. Standardisation is inside; resizing to the run's
-S is not: the shorter side is resized to S by Pillow's bilinear filter, then the centre cropped. Before it is written, the file is compared
-with the detector on --inputs, or on synthetic ones; `ood_osdre.export` says how.
+shape (B, d), it computes `log_ratio` in nats, larger = more in-distribution, `logits` if there are
+classes, and what is asked for below: those of the detector at this log-ratio. Standardisation is inside.
+Resizing is not: bring the shorter side to the run's S by Pillow's bilinear filter, then crop the centre.
+Before it is written, the file is compared with the detector on --inputs, or on synthetic ones;
+`ood_osdre.export` says how.
 """
 
 __all__ = ["main"]

@@ -192,8 +192,8 @@ def read_config(args: argparse.Namespace, vectors: bool, gpu: bool) -> "Config":
     kinds = [(vectors, "vectors"), (args.backbone, "backbone")]
     kinds += [(args.classifier, "cifar10_representation"), (gpu, "cifar10"), (True, "cifar10_cpu")]
     name = args.config or next(name for holds, name in kinds if holds)
-    name_of = [local(source).resolve().stem or source for source in (args.id, args.reference)]
-    options = [("id", name_of[0]), ("title", " against ".join(name_of))]
+    stems = [local(source).resolve().stem or source for source in (args.id, args.reference)]
+    options = [("id", stems[0]), ("title", " against ".join(stems))]
     options += [("classifier", args.classifier)] if args.classifier else []
     config = load_config(name, [*options, *args.overrides])
     if args.max_steps is not None:

@@ -177,14 +177,20 @@ def are_likely(marks: NDArray[np.int64]) -> NDArray[np.bool_]:
         marks: What equal items share, and others do not, with shape :math:`(N)`.
     """
     _, which, counts = np.unique(marks, return_inverse=True, return_counts=True)
-    if 1 < len(counts) < len(marks) ** 0.5:
-        return np.ones(len(marks), bool)
+    return _likely(counts)[which]
+
+
+def _likely(counts: NDArray[np.int64]) -> NDArray[np.bool_]:
+    r"""Returns which kinds of items are likely by themselves, by how many items there are of each."""
+    total = counts.sum()
+    if 1 < len(counts) < total**0.5:
+        return np.ones(len(counts), bool)
     likely = np.zeros(len(counts), bool)
     while True:
-        mean = len(marks) / max(counts[likely].sum() + (~likely).sum(), 1)
-        found = counts > max(LIKELY * len(marks), TIMES_MEAN * mean)
+        mean = total / max(counts[likely].sum() + (~likely).sum(), 1)
+        found = counts > max(LIKELY * total, TIMES_MEAN * mean)
         if (found == likely).all():
-            return likely[which]
+            return likely
         likely = found
 
 
@@ -199,8 +205,8 @@ def draws_of(marks: NDArray[np.int64]) -> NDArray[np.int64]:
         >>> len(set(draws_of(np.array([*zeros, *copies, *range(2, 20)])).tolist()))
         29
     """
-    draws = np.unique(marks, return_inverse=True)[1]
-    likely = are_likely(marks)
+    _, draws, counts = np.unique(marks, return_inverse=True, return_counts=True)
+    likely = _likely(counts)[draws]
     draws[likely] = len(marks) + np.flatnonzero(likely)
     return draws
 

@@ -12,8 +12,8 @@ their densities over ID and reference images. Scoring costs one pass of the netw
 The log-ratio is in nats, and larger means more ID. What the features do not tell apart, no head can.
 
 A head keeps a digest of the network that it was fitted to and refuses others, see
-:class:`~ood_osdre.models.representation.NetworkDigest`. The main command
-fits the same head to a classifier of its own and deploys both as one model.
+:class:`~ood_osdre.models.representation.NetworkDigest`. The main command fits the same head to a
+classifier of its own and deploys both as one model.
 """
 
 __all__ = ["FeatureRatio"]

@@ -216,20 +216,19 @@ def for_calibration(
     return rows_of(given, np.sort(rest)), rows_of(given, np.sort(part)), None
 
 
-def remarks_on(*sources: object) -> list[str]:
-    r"""Warns if the image files of two folders or lists differ by a rule, and returns what it says.
+def remarks_on(id_data: object, reference: object) -> list[str]:
+    r"""Warns if the image files of two folders or lists differ by a rule, and returns the warning.
 
-    The rule is a size, mode or format. A network from pixels may then learn the file. Only a clear case is told: nearly all files of the
-    first are alike, and nearly all of the second alike in another way. What is no path says nothing.
+    A network from pixels may then learn the file. Only a clear case is told: nearly all files of the
+    first have one size, mode or format, and nearly all of the second another. What is no path has none.
     """
-    found = [_traits(x) if isinstance(x, str | os.PathLike) else {} for x in sources]
-    one, other = found
-    if not any(one[key] != other[key] for key in one.keys() & other.keys()):
+    found = (_traits(x) if isinstance(x, str | os.PathLike) else {} for x in (id_data, reference))
+    of_id, of_reference = found
+    if not any(of_id[key] != of_reference[key] for key in of_id.keys() & of_reference.keys()):
         return []
-    of_id, of_reference = (" ".join(traits.values()) for traits in found)
     remark = (
-        f"ID files are {of_id}, reference files {of_reference}: the ratio may learn the file, not the "
-        "content; bring both to one size and format before"
+        f"ID files are {' '.join(of_id.values())}, reference files {' '.join(of_reference.values())}: "
+        "the ratio may learn the file, not the content; bring both to one size and format before"
     )
     log.warning("%s", remark)
     return [remark]

@@ -130,13 +130,13 @@ class SplitConformal:
         self, scores: ArrayLike, alpha: float, marks: NDArray[np.int64] | None = None
     ) -> None:
         check_alpha(alpha)
-        scores = check_scores("calibration", scores)
+        scores = np.sort(check_scores("calibration", scores))
         if marks is not None:
             count, given = np.unique(draws_of(marks)).size, len(scores)
             if count < given:
                 log.warning("calibration: %d of %d inputs are distinct", count, given)
-            scores = np.sort(scores)[np.arange(count) * given // count]
-        self.scores = np.sort(scores)
+            scores = scores[np.arange(count) * given // count]
+        self.scores = scores
         self.alpha = float(alpha)
         self.rank = _rank(self.size, self.alpha)
         if self.rank == 0:
