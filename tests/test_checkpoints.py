@@ -151,7 +151,9 @@ def test_metadata_that_json_cannot_hold_leave_the_old_checkpoint(tmp_path: Path)
     assert read_checkpoint(tmp_path, MODEL)[1] == {"loss": 1.0}
 
 
-def test_a_kill_in_the_middle_leaves_the_old_or_the_new(tmp_path: Path) -> None:
+def test_a_reader_beside_a_writer_and_after_its_death_finds_the_old_or_the_new(
+    tmp_path: Path,
+) -> None:
     def write_for_ever() -> None:
         for step in range(10**6):
             write_checkpoint(tmp_path, MODEL, {"a": torch.full((10_000,), step)}, {"step": step})
@@ -166,8 +168,12 @@ def test_a_kill_in_the_middle_leaves_the_old_or_the_new(tmp_path: Path) -> None:
                 os._exit(1)
         while not (tmp_path / NAME).is_file():
             time.sleep(0.001)
-        time.sleep(life)
-        os.kill(pid, signal.SIGKILL)
+        deadline = time.monotonic() + life
+        try:
+            while time.monotonic() < deadline:
+                read_checkpoint(tmp_path, MODEL)
+        finally:
+            os.kill(pid, signal.SIGKILL)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
         tensors, metadata, _ = read_checkpoint(tmp_path, MODEL)
         assert (tensors["a"] == metadata["step"]).all()

@@ -46,8 +46,7 @@ FORMAT = "ood_osdre checkpoint 2"
 OTHERS = "others"
 # What follows a key in the names of an extra state's tensors.
 PART = "#extra"
-# Of images.
-CHANNELS = 3
+CHANNELS = 3  # of images
 
 
 def checkpoint_path(folder: Path, name: str) -> Path:
@@ -119,9 +118,10 @@ def read_checkpoint(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, 
         raise UserError(f"{folder}: no checkpoint here, expected a file {path.name}{hint}.")
     problem = ""
     try:
-        with safe_open(path, "pt") as file:
-            header = file.metadata() or {}
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        # Read once: `safe_open` opens the path twice, and a run may replace the file in between.
+        content = path.read_bytes()
+        tensors, length = load(content), int.from_bytes(content[:8], "little")
+        header = json.loads(content[8 : 8 + length]).get("__metadata__", {})
     except (SafetensorError, OSError) as error:
         problem = f"truncated, or no checkpoint ({one_line(error, 80)})"
     else:
