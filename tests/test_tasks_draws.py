@@ -127,6 +127,13 @@ def test_calibration_counts_distinct_inputs(caplog: pytest.LogCaptureFixture) ->
     assert len(monitor._sorted) == 300
     assert "300 of 3000 inputs are distinct" in caplog.text
     assert "calibration: 300 of 3000 rows are distinct" in caplog.text
+    # Four fifths of the inputs are of 40 kinds: whatever counts as a draw, that is what inputs are.
+    kinds = np.r_[np.arange(40).repeat(20), np.arange(40, 240)]
+    inputs = normal(240)[np.random.default_rng(0).permutation(kinds)]
+    common = set(normal(240)[:40].tolist())
+    monitor = DriftMonitor(lambda x: x[:, 0], inputs[:, None])
+    assert len(monitor._sorted) == 240
+    assert sum(score in common for score in monitor._sorted) == pytest.approx(0.8 * 240, abs=20)
 
 
 def warned(rows: np.ndarray, caplog: pytest.LogCaptureFixture) -> bool:

@@ -159,7 +159,11 @@ def check_unseen(marks: NDArray[np.int64], seen: NDArray[Any] | None, rule: str)
         message = f"calibration data: {shared} of {len(marks)} items were read in fit, "
         message += "which voids the guarantee"
         if rule == "refuse":
-            raise UserError(f"{message}; hold data out for it (or pass seen='warn').")
+            raise UserError(
+                f"{message}; hold data out for it. Where items repeat by nature, as in a coarse "
+                "table, `ood-osdre fit` without --calibrate holds out a tenth, and Python takes "
+                "seen='warn'."
+            )
         log.warning("%s", message)
 
 

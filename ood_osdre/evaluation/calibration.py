@@ -35,7 +35,13 @@ References:
     | https://arxiv.org/abs/2104.08279
 """
 
-__all__ = ["Calibration", "SplitConformal", "check_alpha", "ratio_calibration"]
+__all__ = [
+    "Calibration",
+    "SplitConformal",
+    "check_alpha",
+    "ratio_calibration",
+    "scores_of_draws",
+]
 
 import logging
 import math
@@ -101,6 +107,20 @@ def ratio_calibration(id_scores: ArrayLike, reference_scores: ArrayLike) -> Cali
     )
 
 
+def scores_of_draws(scores: NDArray[np.float64], marks: NDArray[np.int64]) -> NDArray[np.float64]:
+    r"""Returns as many quantiles of the scores of inputs as the inputs are draws, in ascending order.
+
+    Inputs that repeat by nature count as often as they do, which the first of each would not.
+
+    Arguments:
+        scores: The scores, with shape :math:`(n)`.
+        marks: What equal inputs share, with shape :math:`(n)`; copies are one draw
+            (:func:`~ood_osdre.data.sets.draws_of`).
+    """
+    count = np.unique(draws_of(marks)).size
+    return np.sort(scores)[np.arange(count) * len(scores) // count]
+
+
 class SplitConformal:
     r"""A threshold and p-values from the scores of a calibration set.
 
@@ -109,9 +129,8 @@ class SplitConformal:
             with shape :math:`(n)`.
         alpha: The largest rate :math:`\alpha` at which ID inputs may be flagged.
         marks: What equal inputs share, with shape :math:`(n)`, None if none are equal. Copies are
-            one draw (:func:`~ood_osdre.data.sets.draws_of`), and a warning says how many draws there
-            are: as many quantiles of all scores are kept, so that items that repeat by nature count
-            as often as they do, while p-values are no smaller than so many draws allow.
+            one draw, and a warning says how many draws there are (:func:`scores_of_draws`); p-values
+            are no smaller than so many draws allow.
 
     Raises:
         UserError: If `alpha` is not in (0, 1), or scores are absent, NaN or infinite.
@@ -132,10 +151,9 @@ class SplitConformal:
         check_alpha(alpha)
         scores = np.sort(check_scores("calibration", scores))
         if marks is not None:
-            count, given = np.unique(draws_of(marks)).size, len(scores)
-            if count < given:
-                log.warning("calibration: %d of %d inputs are distinct", count, given)
-            scores = scores[np.arange(count) * given // count]
+            scores, given = scores_of_draws(scores, marks), len(scores)
+            if len(scores) < given:
+                log.warning("calibration: %d of %d inputs are distinct", len(scores), given)
         self.scores = scores
         self.alpha = float(alpha)
         self.rank = _rank(self.size, self.alpha)

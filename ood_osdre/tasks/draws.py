@@ -11,8 +11,8 @@ __all__ = [
     "DrawnBatches",
     "Sampler",
     "Source",
+    "calibration_scores",
     "check_drawn",
-    "distinct_scores",
     "error_of_mean",
     "firsts",
     "marks_of",
@@ -35,6 +35,7 @@ from torch import Generator, Tensor
 from ..data.image_files import fingerprints
 from ..data.sets import cut_apart, draws_of
 from ..errors import UserError
+from ..evaluation.calibration import scores_of_draws
 from ..objectives import Batch
 from ..training.batches import Batches, Pairs, Stream, step_generator
 from .methods import FitOptions
@@ -54,10 +55,8 @@ DrawPairs: TypeAlias = Callable[[int, Generator], tuple[Tensor, Tensor]]
 
 log = logging.getLogger(__name__)
 
-# The parts of the rows that select the step and that measure the likelihood.
-HELD_OUT = 0.1
-# The number of pairs that fix the standardisation.
-FIRST = 8192
+HELD_OUT = 0.1  # of the rows, to select the step, and as many to measure the likelihood
+FIRST = 8192  # pairs fix the standardisation
 
 # Rows are compared with those up to so many places before them; a warning without cause is as rare
 # as FALSE_ALARMS, and correlations below the last number widen no error worth a word.
@@ -111,13 +110,17 @@ def firsts(marks: NDArray[np.int64]) -> NDArray[np.intp]:
     return np.sort(np.unique(marks, return_index=True)[1])
 
 
-def distinct_scores(name: str, scores: Array, inputs: object) -> Array:
-    r"""Returns the scores, :math:`(n)`, without those of copies in an array or a tensor of inputs."""
-    if isinstance(inputs, Tensor):
-        inputs = inputs.detach().float().cpu().numpy()
-    if not isinstance(inputs, np.ndarray):
-        return scores
-    return scores[firsts(marks_of(name, inputs.reshape(len(scores), -1)))]
+def calibration_scores(scores: Array, inputs: object) -> Array:
+    r"""Returns a calibration score for each draw of inputs, :math:`(n)`, in ascending order.
+
+    Only arrays and tensors are searched for copies. Warns of copies, and of an order in time.
+    """
+    inputs = inputs.detach().float().cpu().numpy() if isinstance(inputs, Tensor) else inputs
+    marks = np.arange(len(scores))
+    if isinstance(inputs, np.ndarray):
+        marks = marks_of("calibration", inputs.reshape(len(scores), -1))
+    warn_of_order("calibration scores", scores[firsts(marks), None])
+    return scores_of_draws(scores, marks)
 
 
 def error_of_mean(values: Array, marks: NDArray[np.int64] | None) -> float:

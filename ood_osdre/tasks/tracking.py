@@ -325,10 +325,9 @@ class DriftMonitor:
         Copies count once, and the guarantee is for inputs in any order: warnings tell of both.
         """
         scores = read_log_ratios("calibration", self._log_ratio, calibration, LEAST_CALIBRATION)
-        scores = draws.distinct_scores("calibration", scores, calibration)
-        draws.warn_of_order("calibration scores", scores[:, None])
+        scores = draws.calibration_scores(scores, calibration)
         self.baseline = float(scores.mean())
-        self._sorted = sorted(scores.tolist())
+        self._sorted: list[float] = scores.tolist()
         self._latest: deque[float] = deque(maxlen=self.window)
         self._logs, self._cusum = np.full(len(SHIFTS), -math.inf), np.zeros(len(SHIFTS))
         self._starts = np.full(len(SHIFTS), self.count)
