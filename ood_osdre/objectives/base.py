@@ -62,6 +62,10 @@ class Batch(NamedTuple):
     label: Tensor | None = None
     probe: Tensor | None = None
 
+    def part(self, rows: slice) -> "Batch":
+        r"""Returns some of the pairs."""
+        return Batch(*(None if x is None else x[rows] for x in self))  # type: ignore[arg-type]
+
 
 class Ratio(Protocol):
     r"""What terms use of a model; :class:`ood_osdre.models.ratio.OneStepRatio` has all of it."""

@@ -22,6 +22,7 @@ from ..paths import Moments, Times
 from ..sections import TrainingConfig
 from .batches import Batches
 from .checkpoint import STATE, checkpoint_path, restore, through_bytes, unpack_state
+from .distributed import world_size
 from .optimisation import Losses
 from .run import Outcome
 from .surroundings import same_random_numbers
@@ -31,9 +32,11 @@ from .trainer import Trainer, Validate
 #: of both ends.
 Recipe: TypeAlias = Callable[[Moments, RatioModel], tuple[Times, Objective]]
 
-# The steps of a rehearsal, and by how much a model may score otherwise once it is read, as a share of
-# the largest score: sums on a GPU come in any order.
-REHEARSED, TOLERANCE = 2, 0.01
+# The steps of a rehearsal, and the pairs of each in a process: what fails, fails with few.
+REHEARSED, PAIRS = 2, 32
+# By how much a model may score otherwise once it is read, as a share of the largest score: sums on a
+# GPU come in any order.
+TOLERANCE = 0.01
 
 
 class Fit(NamedTuple):
@@ -107,7 +110,7 @@ def rehearse(trainer: Trainer) -> None:
             )
             for step in range(REHEARSED):
                 doing = f"step {step + 1}"
-                batch = twin.batches(step)
+                batch = twin.batches(step).part(slice(PAIRS * world_size()))
                 twin.step(batch)
             doing = "the validation"
             if (validate := twin.validate) is not None:

@@ -111,7 +111,7 @@ class Trainer:
         step = self.outcome.step
         self.ratio.train()
         rows = distributed.share(len(batch.t))
-        batch = Batch(*(None if x is None else x[rows] for x in batch))  # type: ignore[arg-type]
+        batch = batch.part(rows)
         if not self.outcome.amp:
             self._use(
                 distributed.from_first(self._faster(batch) if distributed.is_first() else "")
