@@ -63,7 +63,10 @@ COUNTED = 3
 
 def local(path: str | os.PathLike[str]) -> Path:
     r"""Returns a path as the user means it, `~` being their home: no shell has expanded it yet."""
-    return Path(os.path.expanduser(path))
+    found = Path(os.path.expanduser(path))
+    if found.parts[:1] == ("~",):  # a container's user who is in no list of users
+        raise UserError(f"{path}: there is no home folder and no HOME, expected a path without ~.")
+    return found
 
 
 @contextmanager

@@ -12,6 +12,8 @@ from torch.utils.data import IterableDataset
 
 from ood_osdre.data.images import cached_array
 from ood_osdre.data.inputs import read
+from ood_osdre.errors import UserError
+from ood_osdre.files import local
 
 
 def test_without_a_home_decoded_images_are_kept_where_they_are_told_to(
@@ -32,6 +34,10 @@ def test_without_a_home_decoded_images_are_kept_where_they_are_told_to(
     # Where nothing can be kept, images are used all the same.
     (tmp_path / "file").touch()
     assert cached_array(build, (2, 4, 4, 3), [b"k"], "x", tmp_path / "file").all()
+    # Nor does a folder that is called ~ come to be.
+    with pytest.raises(UserError, match=r"^~/run: there is no home folder"):
+        local("~/run")
+    assert local("run~/~") == Path("run~/~")
 
 
 def test_a_backend_that_is_not_here_is_not_missed() -> None:

@@ -66,13 +66,14 @@ def test_what_is_likely_by_itself_is_a_draw_each_time() -> None:
     ):  # frames among others; categories
         marks = np.where(rng.random(1000) < share, -1, rng.integers(0, kinds, 1000))
         assert len(set(draws_of(marks).tolist())) == 1000
-        parts = cut_apart(rng.permutation(1000), marks, [100])
+        parts = cut_apart(rng.permutation(1000), draws_of(marks), [100])
         assert [len(part) for part in parts] == [100, 900]
     # One item twice, a whole set ten times, and some far more often than others: copies.
     for marks in (
         np.r_[7, 7, 10:1000],
         np.arange(300).repeat(10),
         np.r_[:60, np.arange(60, 100).repeat(10)],
+        np.r_[:1000, np.arange(1000, 1020).repeat(50)],  # a rare class, to balance it
     ):
         assert len(set(draws_of(marks).tolist())) == len(set(marks.tolist()))
 
@@ -88,6 +89,9 @@ def test_copies_are_rows_that_no_chance_makes_equal(caplog: pytest.LogCaptureFix
     for values in (rows[:, :1].round(1), np.where(rows < 0, 0, rows)[:, :1], rows):
         assert len(firsts(marks_of("rows", values))) == 300
     assert not caplog.messages
+    # Of few kinds, rows of a continuum are copies, one-hot rows are categories.
+    for values, count in ((rows[:50], 50), (np.eye(50), 3000)):
+        assert len(firsts(marks_of("rows", values[PICK % 50]))) == count
     images = np.random.default_rng(0).integers(0, 256, (50, 48), dtype=np.uint8)
     assert len(firsts(marks_of("rows", images[PICK[:99] % 50]))) <= 50
 

@@ -36,8 +36,8 @@ from ..errors import UserError
 from .image_files import HELD, ArrayRows, LazyImages, Pixels
 
 # An item is likely by itself if it is so large a share of all, and so many times as frequent as
-# items are on average.
-LIKELY, TIMES_MEAN = 0.01, 5
+# items are on average, and no more kinds than a few are: more were drawn again, to balance classes.
+LIKELY, TIMES_MEAN, FEW = 0.01, 5, 5
 
 PLAIN_FOLDERS = frozenset({"images", "train", "val", "test", ""})
 
@@ -170,8 +170,9 @@ def count_shared(items: NDArray[np.int64], others: NDArray[np.int64]) -> int:
 def are_likely(marks: NDArray[np.int64]) -> NDArray[np.bool_]:
     r"""Returns which items are likely by themselves, so that equal ones are no copies of one.
 
-    They are more than 1 % of all items, and more than five times as frequent as items are on average.
-    Of a few kinds, fewer than :math:`\sqrt N` as in a table of categories, all are.
+    They are of at most five kinds, each more than 1 % of all items and more than five times as frequent
+    as items are on average. Of fewer than :math:`\sqrt N` kinds in all, as in a table of categories,
+    all are.
 
     Arguments:
         marks: What equal items share, and others do not, with shape :math:`(N)`.
@@ -180,25 +181,26 @@ def are_likely(marks: NDArray[np.int64]) -> NDArray[np.bool_]:
     return _likely(counts)[which]
 
 
-def _likely(counts: NDArray[np.int64]) -> NDArray[np.bool_]:
+def _likely(counts: NDArray[np.int64], categories: bool = True) -> NDArray[np.bool_]:
     r"""Returns which kinds of items are likely by themselves, by how many items there are of each."""
     total = counts.sum()
-    if 1 < len(counts) < total**0.5:
+    if categories and 1 < len(counts) < total**0.5:
         return np.ones(len(counts), bool)
     likely = np.zeros(len(counts), bool)
     while True:
         mean = total / max(counts[likely].sum() + (~likely).sum(), 1)
         found = counts > max(LIKELY * total, TIMES_MEAN * mean)
         if (found == likely).all():
-            return likely
+            return likely & (likely.sum() <= FEW)
         likely = found
 
 
-def draws_of(marks: NDArray[np.int64]) -> NDArray[np.int64]:
+def draws_of(marks: NDArray[np.int64], categories: bool = True) -> NDArray[np.int64]:
     r"""Numbers the draws that items are, with shape :math:`(N)`: copies are one.
 
     Arguments:
         marks: As for :func:`are_likely`.
+        categories: Whether items of few kinds may be categories; else all are copies.
 
     Example:
         >>> zeros, copies = [0] * 10, [1] * 2
@@ -206,15 +208,15 @@ def draws_of(marks: NDArray[np.int64]) -> NDArray[np.int64]:
         29
     """
     _, draws, counts = np.unique(marks, return_inverse=True, return_counts=True)
-    likely = _likely(counts)[draws]
+    likely = _likely(counts, categories)[draws]
     draws[likely] = len(marks) + np.flatnonzero(likely)
     return draws
 
 
 def cut_apart(
-    order: NDArray[np.intp], marks: NDArray[np.int64], cuts: Sequence[int]
+    order: NDArray[np.intp], draws: NDArray[np.int64], cuts: Sequence[int]
 ) -> list[NDArray[np.intp]]:
-    r"""Cuts an order of items into parts none of which has a copy of another's item (:func:`draws_of`).
+    r"""Cuts an order of items into parts none of which has a copy of another's item.
 
     Copies follow the one that comes first among the items, which falls into a part as any item does,
     and a cut that would part them is moved behind the last. Of items without copies, the parts are
@@ -222,8 +224,7 @@ def cut_apart(
 
     Arguments:
         order: The indices of the items, with shape :math:`(N)`.
-        marks: What copies share, and other items do not, such as :func:`fingerprints`, with shape
-            :math:`(N)`.
+        draws: What copies share, and other items do not (:func:`draws_of`), with shape :math:`(N)`.
         cuts: Where to cut, in ascending order; there is one part more.
 
     Example:
@@ -231,7 +232,7 @@ def cut_apart(
         [[0, 2], [1, 3]]
     """
     place = np.argsort(order)
-    _, first, which = np.unique(draws_of(marks), return_index=True, return_inverse=True)
+    _, first, which = np.unique(draws, return_index=True, return_inverse=True)
     rank = place[first[which]]
     order = np.lexsort((place, rank))
     rank = rank[order]
@@ -288,7 +289,7 @@ def hold_out_reference(
         drawn = rng.choice(len(reference), size, replace=False)
         if marks is not None:
             rest = np.setdiff1d(np.arange(len(reference)), drawn)
-            drawn, _ = cut_apart(np.concatenate([drawn, rest]), marks, [size])
+            drawn, _ = cut_apart(np.concatenate([drawn, rest]), draws_of(marks), [size])
         mask[drawn] = True
     if mask.all() or not mask.any() or not set(held) <= set(names):
         raise UserError(

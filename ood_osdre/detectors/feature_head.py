@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..config import HeadConfig
-from ..data.sets import cut_apart
+from ..data.sets import cut_apart, draws_of
 from ..data.transforms import Standardise
 from ..errors import UserError
 from ..evaluation.calibration import ratio_calibration
@@ -246,7 +246,7 @@ def _split(x: Tensor | Stored, share: float, seed: int, which: int) -> Rows:
     r"""Returns the rows that train and those held out, copies of one in one part."""
     count = math.ceil(share * len(x)) if len(x) >= SMALLEST else 0
     order = torch.randperm(len(x), generator=step_generator(seed, Stream.SPLIT, which, "cpu"))
-    held, rest = cut_apart(order.numpy(), _copies(x), [count])
+    held, rest = cut_apart(order.numpy(), draws_of(_copies(x)), [count])
     if not len(rest):
         raise UserError(f"features: all {len(x)} of a set are copies of one, expected others.")
     return torch.as_tensor(rest), torch.as_tensor(held)

@@ -259,7 +259,8 @@ class _HeldOut:
 def _hold_out(marks: Marks, rng: np.random.Generator) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     r"""Returns the rows that train and the rows that validate, both in order, copies in one part."""
     count = len(marks)
-    held, rest = cut_apart(rng.permutation(count), marks, [max(1, round(HELD_OUT * count))])
+    cut = max(1, round(HELD_OUT * count))
+    held, rest = cut_apart(rng.permutation(count), draws_of(marks), [cut])
     if not len(rest):
         raise UserError(f"fit: all {count} items of a set are copies of one, expected at least 2.")
     return np.sort(rest), np.sort(held)

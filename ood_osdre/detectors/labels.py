@@ -31,7 +31,7 @@ from ..data.image_files import fingerprints
 from ..data.images import DAMAGE
 from ..data.inputs import read
 from ..data.lists import first, image_suffixes, read_list, stream_folder
-from ..data.sets import Samples, are_likely, count_shared, cut_apart, group_of
+from ..data.sets import Samples, are_likely, count_shared, cut_apart, draws_of, group_of
 from ..errors import UserError
 from ..evaluation.calibration import check_alpha
 from ..files import ARRAYS, is_folder, local
@@ -211,7 +211,8 @@ def for_calibration(
         return given, held, fingerprints_of(held.values)
     count = len(given.values)
     order = np.random.default_rng((seed, CALIBRATION)).permutation(count)
-    part, rest = cut_apart(order, fingerprints_of(given.values), [max(1, round(share * count))])
+    draws = draws_of(fingerprints_of(given.values))
+    part, rest = cut_apart(order, draws, [max(1, round(share * count))])
     if not len(rest):
         raise UserError(
             f"fit: got {count} ID items, or copies of one, expected more: some train, some "

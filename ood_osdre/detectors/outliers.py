@@ -206,8 +206,8 @@ class OneStepOutlierDetector(OutlierMixin, BaseEstimator):
             )
         seed = int(check_random_state(self.random_state).randint(10**9))
         rng = np.random.default_rng(seed)
-        marks = draws_of(fingerprints(rows))
-        train, held = _split(marks, given, rng)
+        draws = draws_of(fingerprints(rows))
+        train, held = _split(draws, given, rng)
         if reference is None:
             assert given.reference is not None
             draw = REFERENCES[given.reference]
@@ -221,7 +221,7 @@ class OneStepOutlierDetector(OutlierMixin, BaseEstimator):
             # In single precision a row's score would depend on the rows that are scored with it.
             self.ratio_ = fitted.model.fold().double().requires_grad_(False)
         self.n_iter_ = head.training.steps
-        self.conformal_ = _calibrated(self._log_ratio(rows[held]), given.alpha, marks[held])
+        self.conformal_ = _calibrated(self._log_ratio(rows[held]), given.alpha, draws[held])
         self.offset_ = self.conformal_.threshold
 
     def score_samples(self, X: "Rows") -> Array:
@@ -308,13 +308,13 @@ def _tensor(rows: Array) -> torch.Tensor:
 
 
 def _split(
-    marks: NDArray[np.int64], given: _Parameters, rng: np.random.Generator
+    draws: NDArray[np.int64], given: _Parameters, rng: np.random.Generator
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     r"""Returns the rows that train and those that calibrate, copies in one part."""
-    n = len(marks)
+    n = len(draws)
     least = math.ceil(1 / given.alpha) - 1
     count = max(1, min(max(round(given.calibration * n), least), n // 2))
-    held, train = cut_apart(rng.permutation(n), marks, [count])
+    held, train = cut_apart(rng.permutation(n), draws, [count])
     if not len(train):
         raise UserError(f"X: all {n} rows are copies of one, expected at least 2 distinct ones.")
     return train, held
@@ -336,12 +336,12 @@ def _head(given: _Parameters, rows: int, seed: int) -> HeadConfig:
     return HeadConfig.of({**shape, "held_out": 0.0, "training": training}, "head")
 
 
-def _calibrated(scores: Array, alpha: float, marks: NDArray[np.int64]) -> SplitConformal:
+def _calibrated(scores: Array, alpha: float, draws: NDArray[np.int64]) -> SplitConformal:
     r"""Returns the threshold of the rate, or of the least rate above it that there is."""
-    least = 1 / (np.unique(marks).size + 1)
+    least = 1 / (np.unique(draws).size + 1)
     if alpha < least:
         log.warning(
             "fit: %d rows calibrate, too few for a rate of %g; inliers are flagged at one of %.3g.",
             *(round(1 / least) - 1, alpha, least),
         )
-    return SplitConformal(scores, max(alpha, least), marks)
+    return SplitConformal(scores, max(alpha, least), draws)

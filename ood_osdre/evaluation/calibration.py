@@ -107,17 +107,16 @@ def ratio_calibration(id_scores: ArrayLike, reference_scores: ArrayLike) -> Cali
     )
 
 
-def scores_of_draws(scores: NDArray[np.float64], marks: NDArray[np.int64]) -> NDArray[np.float64]:
+def scores_of_draws(scores: NDArray[np.float64], draws: NDArray[np.int64]) -> NDArray[np.float64]:
     r"""Returns as many quantiles of the scores of inputs as the inputs are draws, in ascending order.
 
     Inputs that repeat by nature count as often as they do, which the first of each would not.
 
     Arguments:
         scores: The scores, with shape :math:`(n)`.
-        marks: What equal inputs share, with shape :math:`(n)`; copies are one draw
-            (:func:`~ood_osdre.data.sets.draws_of`).
+        draws: The draw of each input (:func:`~ood_osdre.data.sets.draws_of`), with shape :math:`(n)`.
     """
-    count = np.unique(draws_of(marks)).size
+    count = np.unique(draws).size
     return np.sort(scores)[np.arange(count) * len(scores) // count]
 
 
@@ -151,7 +150,7 @@ class SplitConformal:
         check_alpha(alpha)
         scores = np.sort(check_scores("calibration", scores))
         if marks is not None:
-            scores, given = scores_of_draws(scores, marks), len(scores)
+            scores, given = scores_of_draws(scores, draws_of(marks)), len(scores)
             if len(scores) < given:
                 log.warning("calibration: %d of %d inputs are distinct", len(scores), given)
         self.scores = scores

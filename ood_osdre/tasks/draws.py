@@ -80,9 +80,10 @@ def marks_of(name: str, *arrays: NDArray[Any]) -> NDArray[np.int64]:
     n = len(rows)
     rows = rows + 0.0 if rows.dtype.kind == "f" else rows  # -0.0 is 0.0
     marks = fingerprints(rows)
-    if np.unique(marks).size == n or _equal_by_chance(rows):
+    # Of up to n² possible rows, some may well be equal.
+    if np.unique(marks).size == n or (cells := _log_cells(rows)) <= 2 * np.log(n):
         return np.arange(n)
-    marks = draws_of(marks)
+    marks = draws_of(marks, categories=cells < np.inf)
     if (distinct := np.unique(marks).size) < n:
         log.warning(
             "%s: %d of %d rows are distinct; copies stay on one side of every split, and errors "
@@ -92,17 +93,16 @@ def marks_of(name: str, *arrays: NDArray[Any]) -> NDArray[np.int64]:
     return marks
 
 
-def _equal_by_chance(rows: NDArray[Any]) -> bool:
-    r"""Returns whether all columns are rounded, and to so few values that rows may well be equal."""
-    cells = 1.0
+def _log_cells(rows: NDArray[Any]) -> float:
+    r"""Returns the log of how many rows rounded columns can make, infinite if one is not rounded."""
+    cells = 0.0
     for column in rows.T:
         values = np.unique(column).astype(np.float64)  # of bytes, differences wrap around
         # Of m values of a continuum the closest two are about 1 / m^2 of their range apart.
-        on_a_grid = np.ptp(values) <= 10 * len(values) * np.diff(values).min(initial=np.inf)
-        cells *= len(values) if on_a_grid else np.inf
-        if cells > len(rows) ** 2:
-            return False
-    return True
+        if np.ptp(values) > 10 * len(values) * np.diff(values).min(initial=np.inf):
+            return np.inf
+        cells += np.log(len(values))
+    return cells
 
 
 def firsts(marks: NDArray[np.int64]) -> NDArray[np.intp]:
