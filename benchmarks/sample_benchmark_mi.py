@@ -11,10 +11,9 @@ information in nats, `truth`, and its `name`. The data are not kept in the repos
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
-
-from ood_osdre.files import local
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -22,11 +21,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=local, required=True, metavar="DIR")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
     parser.add_argument("--samples", type=int, default=10_000, metavar="N")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tasks", nargs="+", metavar="ID", help="default: all of BENCHMARK_TASKS")
     args = parser.parse_args(argv)
+    args.out = args.out.expanduser()
     try:
         from bmi.benchmark import BENCHMARK_TASKS
     except ImportError:
