@@ -17,7 +17,7 @@ import yaml
 from records import RECORDS, Run, read_runs
 from studies import STUDIES, load_study
 
-from ood_osdre.errors import UserError, exit_status, number
+from ood_osdre.errors import Parser, UserError, exit_status, number
 from ood_osdre.files import local, write_text_atomic
 from ood_osdre.resources import read_yaml
 
@@ -67,9 +67,7 @@ def at_equal_seconds(
 
 def main(argv: Sequence[str] | None = None) -> int:
     r"""Writes the study."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__)
     add = parser.add_argument
     add("study", metavar="STUDY", help="the study at equal steps, all of whose methods have heads")
     add("--seconds", type=number(), metavar="S")

@@ -24,7 +24,7 @@ from ood_osdre.config import Config, HeadConfig, load_config
 from ood_osdre.data import BenchmarkData, ImageSet, load_benchmark, load_manifest
 from ood_osdre.data.transforms import Preprocess
 from ood_osdre.detectors.feature_ratio import FeatureRatio
-from ood_osdre.errors import UserError, count, exit_status
+from ood_osdre.errors import Parser, UserError, count, exit_status
 from ood_osdre.evaluation.metrics import OODMetrics, ood_metrics
 from ood_osdre.evaluation.records import RunRecord
 from ood_osdre.files import local
@@ -99,9 +99,7 @@ def fit_heads(
 
 def parser() -> argparse.ArgumentParser:
     r"""Builds the parser of the command line."""
-    p = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    p = Parser(description=__doc__)
     p.add_argument("--data-root", type=local, required=True)
     p.add_argument("--cache-dir", type=local)
     p.add_argument(

@@ -19,7 +19,7 @@ from records import RECORDS, commit_text, line_of
 from ood_osdre.cli import default_config
 from ood_osdre.config import load_config
 from ood_osdre.data import choose_benchmark, load_benchmark
-from ood_osdre.errors import UserError, count, exit_status
+from ood_osdre.errors import Parser, UserError, count, exit_status
 from ood_osdre.evaluation.records import git_commit
 from ood_osdre.files import local
 from ood_osdre.stages import train_run
@@ -30,9 +30,7 @@ HELD = ("data.hold_out_id=5000", "data.broaden=0", "title=held-out accuracy")
 
 def main(argv: Sequence[str] | None = None) -> int:
     r"""Trains one classifier and writes its line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__)
     add = parser.add_argument
     add("id", choices=["cifar10", "cifar100"])
     add("overrides", nargs="*", metavar="KEY=VALUE", help="any key of the configuration")

@@ -54,7 +54,7 @@ from scipy.special import gammaln, i0e, ndtr, psi
 from study_tables import markdown_rows
 from tqdm import tqdm
 
-from ood_osdre.errors import UserError, exit_status
+from ood_osdre.errors import Parser, UserError, exit_status
 from ood_osdre.evaluation.records import git_commit
 from ood_osdre.files import local
 from ood_osdre.tasks import mutual_information
@@ -361,9 +361,7 @@ def report(lines: Sequence[dict[str, Any]]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     r"""Runs what is missing of the grid and prints the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__)
     add = parser.add_argument
     add("--out", type=local, nargs="+", required=True, metavar="FILE", help="the first is written")
     add("--shard", default="0/1", metavar="I/K", help="every K-th run, from the I-th on")

@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 from outputs import require_writable
 from torch import Tensor
 
-from ood_osdre.errors import count, exit_status
+from ood_osdre.errors import Parser, count, exit_status
 from ood_osdre.evaluation.plots import save_png
 from ood_osdre.evaluation.records import RunRecord
 from ood_osdre.files import local
@@ -170,9 +170,7 @@ def plot(path: Path, decoder: VectorDecoder, t: float = 0.7) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     r"""Trains the four forms, prints the table and writes it with its record and figure."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__)
     parser.add_argument("--steps", type=count(1), default=1500)
     parser.add_argument("--out", type=local, default=OUT)
     args = parser.parse_args(argv)

@@ -27,7 +27,7 @@ import pandas as pd
 
 from ood_osdre.data.__main__ import check
 from ood_osdre.data.manifests import load_manifest
-from ood_osdre.errors import UserError, count, exit_status
+from ood_osdre.errors import Parser, UserError, count, exit_status
 from ood_osdre.evaluation.records import RunRecord, git_commit
 from ood_osdre.evaluation.scores import read_scores
 from ood_osdre.files import local, write_text_atomic
@@ -52,9 +52,7 @@ LEADERBOARD = (
 
 def parser() -> argparse.ArgumentParser:
     r"""Builds the parser of the command line."""
-    p = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    p = Parser(description=__doc__)
     add = p.add_argument
     add("--data-root", type=local, required=True, metavar="DIR", help="OpenOOD's data folder")
     add("--id", choices=("cifar10", "cifar100"), default="cifar10", help="ID set")

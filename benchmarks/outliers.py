@@ -30,7 +30,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.svm import OneClassSVM
 
 from ood_osdre.detectors.outliers import REFERENCES, OneStepOutlierDetector
-from ood_osdre.errors import exit_status
+from ood_osdre.errors import Parser, exit_status
 from ood_osdre.evaluation.metrics import ood_metrics
 from ood_osdre.evaluation.records import RunRecord
 
@@ -136,9 +136,7 @@ TABLES = {"made": made, "shipped": shipped}
 
 def main(argv: Sequence[str] | None = None) -> int:
     r"""Measures all methods, prints the table and writes the record."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__)
     parser.add_argument("tables", choices=TABLES)
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args(argv)

@@ -10,7 +10,6 @@ validation images of MiniPlaces. The far sets, `texture/` and `tin/val/`, are li
 data root, where the script that lays out `openood_subset` has put them. No image is to be committed.
 """
 
-import argparse
 import subprocess
 import sys
 import tarfile
@@ -20,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from ood_osdre.data.lists import list_folder, write_list
-from ood_osdre.errors import UserError, exit_status
+from ood_osdre.errors import Parser, UserError, exit_status
 
 COMMIT = "f35c219885f163ca00a045236dd44be489598837"
 #: How many classes of the permutation each role has, in order.
@@ -117,9 +116,7 @@ def lay_out(places: Path, labels: Path, root: Path) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     r"""Lays the sets out and returns the exit status."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__)
     for name in ("places", "labels"):
         parser.add_argument(f"--{name}", type=Path, required=True, metavar="GIT")
     parser.add_argument("--data-root", type=Path, required=True, metavar="DIR")

@@ -9,7 +9,6 @@ of a study (`records/STUDY.jsonl`) or the record of a single benchmark (`records
 figures are those of `figures.py`.
 """
 
-import argparse
 import json
 import re
 import shutil
@@ -31,7 +30,7 @@ from records import METRICS, RECORDS, Run, read_runs, record_of
 from studies import Study, load_study
 from study_tables import Column, metric, validation
 
-from ood_osdre.errors import UserError, exit_status, one_line
+from ood_osdre.errors import Parser, UserError, exit_status, one_line
 from ood_osdre.evaluation.scores import read_scores
 from ood_osdre.evaluation.tables import HELD
 from ood_osdre.files import write_text_atomic
@@ -407,9 +406,7 @@ def _tell(name: str, what: str, change: bool) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     r"""Rewrites or checks the pages."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__)
     parser.add_argument(
         "--check", action="store_true", help="change nothing, fail on a difference"
     )

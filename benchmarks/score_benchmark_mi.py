@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from ood_osdre.errors import UserError, exit_status, one_line
+from ood_osdre.errors import Parser, UserError, exit_status, one_line
 from ood_osdre.files import local
 from ood_osdre.tasks.features import NormalScores
 from ood_osdre.tasks.fit import FitOptions
@@ -109,9 +109,7 @@ def add_ksg(record: Path, samples: Path) -> tuple[list[Row], dict[str, Any]]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     r"""Scores every sample of a folder, prints the table and writes it with its record."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__)
     parser.add_argument("samples", type=local, metavar="DIR")
     parser.add_argument("--out", type=local, required=True, metavar="DIR")
     parser.add_argument("--method", default="os-dre")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from outputs import require_writable
 
-from ood_osdre.errors import UserError, exit_status
+from ood_osdre.errors import Parser, UserError, exit_status
 from ood_osdre.files import local, write_text_atomic
 
 SHARES = (0, 5, 20, 50, 100)
@@ -52,9 +52,7 @@ def take(found: dict[str, list[str]], percent: int) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     r"""Writes the lists."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__)
     parser.add_argument("--data-root", type=local, required=True, metavar="DIR")
     parser.add_argument("--out", type=local, default=Path("runs") / "lists", metavar="DIR")
     args = parser.parse_args(argv)

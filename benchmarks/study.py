@@ -30,7 +30,7 @@ from study_tables import overview
 from tqdm import tqdm
 
 from ood_osdre import cli
-from ood_osdre.errors import UserError, count, exit_status, number
+from ood_osdre.errors import Parser, UserError, count, exit_status, number
 from ood_osdre.files import atomic_path, local
 from ood_osdre.options import differences
 
@@ -241,9 +241,7 @@ def locked(records: Path) -> Iterator[None]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     r"""Runs a study and prints what its lines say."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__)
     add = parser.add_argument
     add("study", metavar="STUDY", help="the name of a file in studies/")
     add("--data-root", type=local, default=Path("data"))

@@ -32,7 +32,7 @@ from scipy import stats
 from studies import slug
 
 from ood_osdre.data.manifests import load_manifest
-from ood_osdre.errors import UserError, count, exit_status
+from ood_osdre.errors import Parser, UserError, count, exit_status
 from ood_osdre.evaluation.records import RunRecord
 from ood_osdre.evaluation.scores import Scores, read_scores
 from ood_osdre.evaluation.tables import HELD
@@ -236,9 +236,7 @@ def run(args: argparse.Namespace) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     r"""Measures all families, prints the tables and writes the record."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__)
     add = parser.add_argument
     add("--records", type=local, default=RECORDS, metavar="DIR", help="of the studies")
     add(

@@ -68,6 +68,17 @@ def test_help_has_no_markup(benchmarks: Path) -> None:
         assert not re.search(r":[a-z]+:`|^\.\. [a-z]+::", text, re.MULTILINE), path
 
 
+def test_scripts_have_the_parser_of_the_commands(benchmarks: Path) -> None:
+    r"""It tells a mistake in one line; one script runs where the package is not."""
+    own, independent = set(), set()
+    for path in benchmarks.rglob("*.py"):
+        text = path.read_text()
+        own |= {path.stem} if re.search(r"\bArgumentParser\(", text) else set()
+        imports = re.search(r"^\s*(from|import) (ood_osdre|outputs)\b", text, re.MULTILINE)
+        independent |= set() if imports else {path.stem}
+    assert own == {"sample_benchmark_mi"} <= independent
+
+
 @pytest.mark.parametrize(
     ("script", "options", "message"),
     [

@@ -25,7 +25,7 @@ from timing import call_on, noise, placed, time_over
 from torch import Tensor, nn
 
 from ood_osdre.config import load_config
-from ood_osdre.errors import count, exit_status
+from ood_osdre.errors import Parser, count, exit_status
 from ood_osdre.evaluation.records import RunRecord
 from ood_osdre.models import (
     Classifier,
@@ -107,9 +107,7 @@ def measure(sizes: Sequence[int], pairs: int, device: torch.device) -> Latencies
 
 def parser() -> argparse.ArgumentParser:
     r"""Builds the parser of the command line."""
-    p = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    p = Parser(description=__doc__)
     p.add_argument("--batch-sizes", type=count(1), nargs="+", default=[1, 32, 256])
     p.add_argument("--pairs", type=count(10), default=200)
     p.add_argument("--device", help="default: a GPU if there is one")

@@ -40,7 +40,7 @@ from outputs import require_writable
 from torch import nn
 from tqdm import tqdm
 
-from ood_osdre.errors import UserError, count, exit_status
+from ood_osdre.errors import Parser, UserError, count, exit_status
 from ood_osdre.evaluation.records import RunRecord
 from ood_osdre.objectives import (
     ConditionalScoreMatching,
@@ -114,9 +114,7 @@ def gather(rows: Sequence[Row], samples: int) -> dict[str, Row]:
 
 def parser() -> argparse.ArgumentParser:
     r"""Builds the parser of the command line."""
-    p = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    p = Parser(description=__doc__)
     add = p.add_argument
     add("--samples", type=count(1), default=4096, help="samples a measurement")
     add("--batch", type=count(1), default=256, help="samples a batch")

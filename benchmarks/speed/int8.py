@@ -35,7 +35,7 @@ from ood_osdre.cli import find_benchmark
 from ood_osdre.config import Config
 from ood_osdre.data import BenchmarkData, load_benchmark
 from ood_osdre.detectors.scorer import load_scorer
-from ood_osdre.errors import UserError, count, exit_status
+from ood_osdre.errors import Parser, UserError, count, exit_status
 from ood_osdre.evaluation.metrics import ood_metrics
 from ood_osdre.evaluation.records import RunRecord
 from ood_osdre.export import export_scorer
@@ -123,9 +123,7 @@ def compare(models: Mapping[str, onnxruntime.InferenceSession], data: BenchmarkD
 
 def parser() -> argparse.ArgumentParser:
     r"""Builds the parser of the command line."""
-    p = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    p = Parser(description=__doc__)
     p.add_argument("checkpoint", type=Path)
     p.add_argument("--data-root", type=Path, default=Path("data"))
     p.add_argument("--calibration", type=count(1), default=512, help="number of images")

@@ -36,7 +36,7 @@ from timing import call_on, noise, placed, time_over
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from ood_osdre.errors import UserError, count, exit_status
+from ood_osdre.errors import Parser, UserError, count, exit_status
 from ood_osdre.evaluation.records import RunRecord
 from ood_osdre.models.baselines import TimeConditionedRatio, TimeConditionedResNet
 from ood_osdre.models.bases import RBFBasis
@@ -229,9 +229,7 @@ def width(text: str) -> float:
 
 def parser() -> argparse.ArgumentParser:
     r"""Builds the parser of the command line."""
-    p = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    p = Parser(description=__doc__)
     add = p.add_argument
     add("--width", type=width, default=1.0)
     add("--sizes", type=count(1), nargs="+", default=[1, 16, 100, 800, 400], help="values of K")

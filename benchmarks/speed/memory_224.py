@@ -29,7 +29,7 @@ from torch import nn
 
 from ood_osdre import OneStepDetector
 from ood_osdre.data import image_files
-from ood_osdre.errors import count, exit_status
+from ood_osdre.errors import Parser, count, exit_status
 from ood_osdre.evaluation.records import RunRecord
 from ood_osdre.training.distributed import device_name
 
@@ -95,9 +95,7 @@ def measure(args: argparse.Namespace, folders: Sequence[Path]) -> dict[str, floa
 
 def parser() -> argparse.ArgumentParser:
     r"""Returns the parser of the command line."""
-    p = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    p = Parser(description=__doc__)
     add = p.add_argument
     add("--images", type=count(FEW), default=20_000, help="of each side, ID and reference")
     add("--side", type=count(14), default=224)

@@ -7,7 +7,6 @@ beside it: what is left is ours. Printed are the median and the largest of the w
 status is 1 if a median is above half a second, which only an idle machine can be held to.
 """
 
-import argparse
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ import numpy as np
 from timing import seconds
 
 from ood_osdre.__main__ import VERBS
-from ood_osdre.errors import count
+from ood_osdre.errors import Parser, count
 
 LIMIT = 0.5
 
@@ -30,9 +29,7 @@ def call(*arguments: str) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     r"""Times every command and returns 1 if one takes too long."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__)
     parser.add_argument("--runs", type=count(1), default=20, metavar="N")
     args = parser.parse_args(argv)
     slow = []

@@ -51,7 +51,7 @@ from ood_osdre.data.images import image_files
 from ood_osdre.data.lists import read_list, write_list
 from ood_osdre.data.status import SetStatus, inspect
 from ood_osdre.data.transforms import Preprocess
-from ood_osdre.errors import count, exit_status
+from ood_osdre.errors import Parser, count, exit_status
 from ood_osdre.evaluation.evaluate import Evaluation, evaluate_benchmark, score_images
 from ood_osdre.evaluation.records import RunRecord
 from ood_osdre.evaluation.scores import ROLES
@@ -297,9 +297,7 @@ def measure(bench: Bench, rounds: int) -> dict[str, list[float]]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     r"""Measures, prints the table and writes it with its record."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__)
     add = parser.add_argument
     add("--data-root", type=Path, metavar="DIR")
     add(

@@ -33,7 +33,7 @@ from torch.nn import functional as F
 from ood_osdre.config import Config
 from ood_osdre.data import ImageSet
 from ood_osdre.data.transforms import Preprocess, Randomness, broaden
-from ood_osdre.errors import count, exit_status
+from ood_osdre.errors import Parser, count, exit_status
 from ood_osdre.evaluation.records import RunRecord
 from ood_osdre.models import DirectRatio, OneStepRatio
 from ood_osdre.training.batches import ImageBatches
@@ -190,9 +190,7 @@ class Bench:
 
 def parser() -> argparse.ArgumentParser:
     r"""Builds the parser of the command line."""
-    p = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    p = Parser(description=__doc__)
     add = p.add_argument
     add("--width", type=float, default=1.0)
     add("--batch-size", type=count(2), default=256)
