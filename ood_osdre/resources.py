@@ -31,10 +31,11 @@ from typing import Any, TypeAlias
 import yaml
 
 from .errors import UserError, did_you_mean, one_line
-from .files import local
+from .files import is_folder, local
 from .options import flat, shown
 
-KINDS = ("configs", "data_manifests")
+#: The folders of the kinds of files, and what messages call one of each.
+KINDS = {"configs": "configuration", "data_manifests": "benchmark"}
 SUFFIXES = (".yml", ".yaml")
 PACKAGE = Path(__file__).resolve().parent
 
@@ -81,9 +82,10 @@ def find(kind: str, name: str) -> Path:
         return next(path for path in paths if path.is_file())
     if os.path.isfile(local(name)):  # Path.is_file raises an error for names no file can have
         return local(name)
+    found = "is a folder" if is_folder(local(name)) else "no such name or file"
     raise UserError(
-        f"{kind}: no file and no known name {name!r}{did_you_mean(name, known)}; "
-        f"known: {', '.join(known) or 'none'}"
+        f"{KINDS[kind]} {name!r}: {found}{did_you_mean(name, known)}, "
+        f"expected one of {', '.join(known)}, or the path of a YAML file of your own."
     )
 
 

@@ -1,5 +1,6 @@
 r"""Tests for the ood_osdre.resources module."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -44,8 +45,19 @@ def test_path_is_found(tmp_path: Path) -> None:
     assert resources.find("configs", str(path)) == path
 
 
-def test_unknown_name_suggests_the_nearest(installed: Path) -> None:
-    with pytest.raises(UserError, match="did you mean 'small'"):
-        resources.find("configs", "smal")
-    with pytest.raises(UserError, match=r"no known name '\.\./configs/strange'"):
-        resources.find("configs", "../configs/strange")
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("smal", "no such name or file .did you mean 'small'.."),
+        ("../configs/strange", "no such name or file"),
+        ("{folder}", "is a folder"),
+    ],
+)
+def test_unknown_names_are_told_with_what_is_expected(
+    installed: Path, name: str, found: str
+) -> None:
+    name = name.format(folder=installed)
+    expected = "expected one of small, or the path of a YAML file of your own"
+    message = rf"^configuration '{re.escape(name)}': {found}, {expected}\.$"
+    with pytest.raises(UserError, match=message):
+        resources.find("configs", name)
