@@ -1,11 +1,12 @@
 r"""Mistakes of a user: one exception, one line on standard error, and what may have been meant.
 
 :func:`exit_status` runs a command and prints its :class:`UserError`. A :class:`Parser` reads its
-arguments, :func:`count` and :func:`number` are types of options, :func:`nearest` guesses at a misspelt
-name.
+arguments, :func:`count`, :func:`number` and :func:`rate` are types of options, :func:`nearest` guesses
+at a misspelt name.
 """
 
 __all__ = [
+    "RATE",
     "Parser",
     "UserError",
     "count",
@@ -16,6 +17,7 @@ __all__ = [
     "nearest",
     "number",
     "one_line",
+    "rate",
 ]
 
 import argparse
@@ -30,6 +32,8 @@ SHOWN = 10
 FAILED, INTERRUPTED, CLOSED = 2, 130, 141
 # Half of a word's letters agree with too many other words by chance.
 CUTOFF = 0.6
+#: What messages call a share of inputs that may be flagged.
+RATE = "a rate above 0 and below 1"
 
 T = TypeVar("T", int, float)
 
@@ -143,6 +147,11 @@ def number(positive: bool = False) -> Callable[[str], float]:
     return _checked(
         float, lambda x: 0 <= x < math.inf and (x > 0 or not positive), f"a finite number {bounds}"
     )
+
+
+def rate(text: str) -> float:
+    r"""Returns the rate, above 0 and below 1, that a command-line option gives."""
+    return _checked(float, lambda x: 0 < x < 1, RATE)(text)
 
 
 def _checked(

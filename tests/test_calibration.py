@@ -5,6 +5,7 @@ Log-ratios are those of Gaussians; the promise of split-conformal calibration ha
 
 import logging
 import math
+from argparse import ArgumentTypeError
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import beta, betabinom
 
-from ood_osdre.errors import UserError
+from ood_osdre.errors import RATE, UserError, rate
 from ood_osdre.evaluation.calibration import SplitConformal, ratio_calibration
 
 SHIFT = 1.0
@@ -144,10 +145,12 @@ def test_too_few_scores_flag_nothing_and_say_so(caplog: pytest.LogCaptureFixture
     assert not caplog.records
 
 
-@pytest.mark.parametrize("alpha", [0.0, 1.0, -0.1, 5, math.nan, "0.1"])
+@pytest.mark.parametrize("alpha", [0.0, 1.0, -0.1, 5, math.nan, "0,1"])
 def test_rates_that_are_none_are_refused(alpha: float) -> None:
-    with pytest.raises(UserError, match="alpha: got"):
+    with pytest.raises(UserError, match=f"alpha: got .*, expected {RATE}"):
         SplitConformal([1.0, 2.0], alpha)
+    with pytest.raises(ArgumentTypeError, match=f"got {alpha}, expected {RATE}"):
+        rate(str(alpha))
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

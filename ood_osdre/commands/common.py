@@ -7,7 +7,6 @@ __all__ = [
     "finish",
     "input_lines",
     "output",
-    "rate",
 ]
 
 import argparse
@@ -25,16 +24,6 @@ if TYPE_CHECKING:
 
 #: What stands for standard input.
 STDIN = "-"
-
-
-def rate(text: str) -> float:
-    r"""Returns the rate between 0 and 1 that an option gives."""
-    try:
-        if 0 < (value := float(text)) < 1:
-            return value
-    except ValueError:
-        pass
-    raise argparse.ArgumentTypeError(f"got {text}, expected a rate above 0 and below 1")
 
 
 def add_scoring(parser: argparse.ArgumentParser) -> None:

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import Parser, UserError, count, counted
-from .common import finish, rate
+from ..errors import Parser, UserError, count, counted, rate
+from .common import finish
 
 if TYPE_CHECKING:
     from ..config import Config

@@ -20,8 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from ..errors import Parser, UserError
-from .common import STDIN, add_scoring, find_scorer, finish, input_lines, output, rate
+from ..errors import Parser, UserError, rate
+from .common import STDIN, add_scoring, find_scorer, finish, input_lines, output
 
 if TYPE_CHECKING:
     from ..detectors import Scorer

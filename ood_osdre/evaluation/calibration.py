@@ -52,7 +52,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import betaincinv, expit, logsumexp
 
 from ..data.sets import draws_of
-from ..errors import UserError
+from ..errors import RATE, UserError
 from ..options import shown
 from .metrics import check_scores
 
@@ -220,7 +220,7 @@ class SplitConformal:
 def check_alpha(alpha: object) -> None:
     r"""Raises a :class:`UserError` for what is no rate at which ID inputs may be flagged."""
     if not isinstance(alpha, float | int | np.floating) or not 0 < alpha < 1:
-        raise UserError(f"alpha: got {shown(alpha)}, expected a rate between 0 and 1.")
+        raise UserError(f"alpha: got {shown(alpha)}, expected {RATE}.")
 
 
 def _rank(size: int, alpha: float) -> int:
