@@ -36,7 +36,7 @@ exit status:
   1  done, but some inputs could not be read (score, monitor), or a benchmark cannot run (data)
   2  a mistake in the command or its input, or no input, told in one line; nothing was written
   3  stopped by a signal or a time budget and saved (fit, eval); go on with --resume
-  130  interrupted
+  130  interrupted, or asked to end (SIGTERM)
   141  whoever read the output has gone
 """
 

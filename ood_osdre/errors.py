@@ -24,7 +24,9 @@ import argparse
 import difflib
 import math
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn, TypeVar
 
@@ -59,6 +61,7 @@ class Parser(argparse.ArgumentParser):
 def exit_status(command: Callable[[], int]) -> int:
     r"""Runs a command and returns its exit status, 2 for a user's error, 130 if interrupted.
 
+    SIGTERM does what Ctrl-C does, so that what is half-written goes. A training catches both, to save.
     Where the reader of its output has gone, as `head` goes, it ends without a word and with 141, which
     is what a shell says of `cat` then. Where standard error is closed, messages go nowhere: `print`
     would write them to standard output, among the results.
@@ -79,6 +82,8 @@ def exit_status(command: Callable[[], int]) -> int:
 
 
 def _told(command: Callable[[], int]) -> int:
+    is_main = threading.current_thread() is threading.main_thread()  # no other may set handlers
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler) if is_main else None
     try:
         return command()
     except UserError as error:
@@ -87,6 +92,9 @@ def _told(command: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         print("error: interrupted", file=sys.stderr)
         return INTERRUPTED
+    finally:
+        if is_main:
+            signal.signal(signal.SIGTERM, previous)
 
 
 def one_line(error: BaseException, limit: int | None = 100) -> str:

@@ -3,6 +3,7 @@ r"""Tests for the ood_osdre.errors module."""
 import argparse
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -68,3 +69,24 @@ sys.exit(exit_status(lambda: print({length} * "x") or 0))
         assert process.stderr is not None
         assert process.stderr.read() == b""
         assert process.wait() == 141
+
+
+def test_a_command_that_is_asked_to_end_leaves_nothing_half_written(tmp_path: Path) -> None:
+    code = """
+import os, signal, sys
+from ood_osdre.errors import exit_status
+from ood_osdre.files import atomic_path
+
+def write():
+    with atomic_path(sys.argv[1]) as temporary:
+        temporary.write_text("half")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+status = exit_status(write)
+assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+sys.exit(status)
+"""
+    command = [sys.executable, "-c", code, str(tmp_path / "scores.csv")]
+    done = subprocess.run(command, check=False, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (130, "error: interrupted\n")
+    assert not list(tmp_path.iterdir())
