@@ -153,6 +153,15 @@ def test_rows_that_do_not_serve(edge: str, values: object, message: str) -> None
         (lambda: DriftMonitor(same, X, window=2.5), "run_length and window: .* 2.5,"),
         (lambda: DriftMonitor(same, X).report(), "stream: got no inputs"),
         (
+            lambda: DriftMonitor(lambda x, y: x, X),
+            r"log_ratio: got a function of \(x, y\), expected a function of \(inputs\)",
+        ),
+        (lambda: DriftMonitor(X, X), r"log_ratio: got ndarray, expected a function of \(inputs\)"),
+        (
+            lambda: DriftMonitor(lambda x: np.c_[x, x], X),
+            r"calibration scores: got shape \(400, 2\); .* shape \(n,\) or \(n, 1\)",
+        ),
+        (
             lambda: DriftMonitor(lambda x: x[:150], X[:150]).update(X),
             "stream: got 150 scores of 400 inputs",
         ),

@@ -20,7 +20,7 @@ __all__ = [
 ]
 
 import inspect
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Sequence, Sized
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -78,7 +78,7 @@ def read_rows(name: str, values: object, columns: int | None = None, least: int 
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         problem = one_line(error).rstrip(".")
     if problem:
-        shape = "(n,) or (n, d)" if columns is None else f"(n, {columns})"
+        shape = {None: "(n,) or (n, d)", 1: "(n,) or (n, 1)"}.get(columns, f"(n, {columns})")
         raise UserError(
             f"{name}: {problem}; expected finite numbers with shape {shape}, n at least {least}."
         )
@@ -200,20 +200,24 @@ def _obstacle(x: Array, least: int) -> str | None:
     return None
 
 
-def check_signature(name: str, draw: object) -> None:
-    r"""Refuses what cannot be called with a number and a generator, with a :class:`UserError`.
+def check_signature(
+    name: str, function: object, arguments: Sequence[str] = ("n", "generator")
+) -> None:
+    r"""Refuses what cannot be called with as many arguments, with a :class:`UserError`.
 
     Arguments:
         name: What the error calls it.
-        draw: The function; a built-in one may have no signature to look at.
+        function: The function; a built-in one may have no signature to look at.
+        arguments: What the error calls its arguments.
     """
-    found = type(draw).__name__
+    found = type(function).__name__
     try:
-        signature = inspect.signature(draw)  # type: ignore[arg-type]  # a TypeError of any other
+        signature = inspect.signature(function)  # type: ignore[arg-type]  # a TypeError of any other
         found = f"a function of {' '.join(str(signature).split())[:WIDTH]}"
-        signature.bind(1, None)
+        signature.bind(*arguments)
     except TypeError:
-        raise UserError(f"{name}: got {found}, expected a function of (n, generator).") from None
+        expected = ", ".join(arguments)
+        raise UserError(f"{name}: got {found}, expected a function of ({expected}).") from None
     except ValueError:
         pass
 

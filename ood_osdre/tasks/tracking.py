@@ -249,8 +249,8 @@ class DriftMonitor:
         seed: The seed of the random ranks among ties.
 
     Raises:
-        UserError: If there are fewer than 50 calibration inputs, one is masked, a log-ratio is not
-            finite or beyond 1e150 nats, or `run_length` or `window` is out of range.
+        UserError: If `log_ratio` is no such function, there are fewer than 50 calibration inputs, one
+            is masked, a log-ratio is not finite or beyond 1e150 nats, or a number is out of range.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -275,6 +275,7 @@ class DriftMonitor:
                 f"run_length and window: got {shown(run_length)} and {shown(window)}, expected a "
                 "finite number above 1 and a whole number from 1 to 2**63 - 1."
             )
+        check_signature("log_ratio", log_ratio, ("inputs",))
         self._log_ratio = log_ratio
         self.run_length, self.window = float(run_length), int(window)
         self._rng = np.random.default_rng(seed)
@@ -282,10 +283,8 @@ class DriftMonitor:
         self.restart(calibration)
 
     def __repr__(self) -> str:
-        alarm = f"alarm at {self.alarm}" if self.alarm else "no alarm"
-        return (
-            f"DriftMonitor({self.count} inputs, calibrated at {self.baseline:.4g} nats, {alarm})"
-        )
+        found = f"{self.count} inputs, calibrated at {self.baseline:.4g} nats"
+        return f"DriftMonitor({found}, {f'alarm at {self.alarm}' if self.alarm else 'no alarm'})"
 
     def update(self, inputs: object) -> DriftReport:
         r"""Takes the next inputs of the stream, in order, and returns the state after them.
