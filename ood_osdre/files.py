@@ -59,6 +59,7 @@ LABELS = ("labels", "label", "y")
 MISSING = {"", "na", "n/a", "#n/a", "<na>", "nan", "none", "null", "?", "-"}
 # The least number of columns of which `0,1,2` are names, as pandas writes them, and no row of numbers.
 COUNTED = 3
+LARGEST = float(np.finfo(np.float32).max)
 
 
 def local(path: str | os.PathLike[str]) -> Path:
@@ -230,11 +231,11 @@ def map_array(path: Path) -> np.memmap[Any, Any]:
     raise UserError(f"{path}: {reason}")
 
 
-def read_array(path: Path) -> tuple[NDArray[Any], NDArray[Any] | None]:
-    r"""Returns the array of a `.npy`, `.npz` or `.csv` file, and the labels beside it if there are any.
+def read_array(path: Path) -> tuple[NDArray[Any], NDArray[Any] | None, list[str] | None]:
+    r"""Returns the array of a `.npy`, `.npz` or `.csv` file, its labels and its rows' names if it has any.
 
     An archive holds one array, or one beside `labels`. A `.csv` file holds rows of numbers, with or
-    without a line of names above them.
+    without a line of names above them, and each is called by its line, `line 2`.
 
     Arguments:
         path: The file; a `.npy` file is mapped (:func:`map_array`).
@@ -244,13 +245,14 @@ def read_array(path: Path) -> tuple[NDArray[Any], NDArray[Any] | None]:
     """
     suffix = path.suffix.lower()
     if suffix == ".npy":
-        return map_array(path), None
+        return map_array(path), None, None
     try:
         if not os.path.isfile(path):
             raise OSError("no such file")
         if suffix == ".csv":
             with path.open(encoding="utf-8-sig") as lines:
-                return _joined(parse_rows(lines)[1]), None
+                array, numbers = _joined(parse_rows(lines)[1])
+                return array, None, [f"line {number}" for number in numbers]
         with np.load(path, allow_pickle=False) as archive:
             found = {name: archive[name] for name in archive.files}
     except DAMAGE as error:
@@ -259,20 +261,25 @@ def read_array(path: Path) -> tuple[NDArray[Any], NDArray[Any] | None]:
     if len(found) != 1:
         names = ", ".join(found) or "none"
         raise UserError(f"{path}: got the arrays {names}, expected one, or one beside labels.")
-    return next(iter(found.values())), labels
+    return next(iter(found.values())), labels, None
 
 
-def _joined(rows: Iterable[tuple[int, NDArray[np.float64] | str]]) -> NDArray[np.float64]:
-    r"""Returns rows as one array, with shape :math:`(N, d)`."""
+def _joined(
+    rows: Iterable[tuple[int, NDArray[np.float64] | str]],
+) -> tuple[NDArray[np.float64], list[int]]:
+    r"""Returns rows as one array, with shape :math:`(N, d)`, and the lines that they stand in."""
     array: list[NDArray[np.float64]] = []
+    numbers, first, bad = [], "", 0
     for number, row in rows:
         if isinstance(row, str) or (array and len(row) != len(array[0])):
             problem = row if isinstance(row, str) else f"{len(row)} numbers, not {len(array[0])}"
-            raise ValueError(f"line {number}: {problem}")
-        array.append(row)
-    if not array:
-        raise ValueError("no rows of numbers")
-    return np.stack(array)
+            first, bad = first or f"line {number} of the file: {problem}", bad + 1
+        else:
+            array.append(row)
+            numbers.append(number)
+    if bad or not array:
+        raise ValueError(first + f"; {bad} such lines" * (bad > 1) or "no rows of numbers")
+    return np.stack(array), numbers
 
 
 def parse_rows(
@@ -308,7 +315,7 @@ def _fields(line: str) -> list[str]:
 def _names(line: str) -> tuple[str, ...]:
     r"""Returns the names that a line has; none of a row."""
     fields = _fields(line)
-    if any(map(_is_number, fields)):
+    if any(math.isfinite(_number(field)) for field in fields):
         counted = list(map(str, range(len(fields))))
         is_header = fields == ["", *counted[:-1]] or (fields == counted and len(fields) >= COUNTED)
         return tuple(fields) if is_header else ()
@@ -323,23 +330,19 @@ def _row(line: str, skipped: int, expected: int) -> NDArray[np.float64] | str:
     fields = _fields(line)
     if expected and len(fields) != expected:
         return f"{len(fields)} values, not {expected} as the line of names"
-    try:
-        return np.array([_number(field) for field in fields[skipped:]])
-    except ValueError as error:
-        return one_line(error, 60)
+    row = np.array(list(map(_number, fields[skipped:])))
+    bad = np.flatnonzero(~(np.abs(row) <= LARGEST))
+    return (
+        row if not bad.size else f"no number in single precision: {fields[skipped + bad[0]]!r:.40}"
+    )
 
 
 def _number(field: str) -> float:
-    if "_" in field:  # Python takes 1_0 for ten
-        raise ValueError(f"no number: {field!r}")
-    return float(field)
-
-
-def _is_number(field: str) -> bool:
+    r"""Returns the number of a field, NaN if it has none."""
     try:
-        return math.isfinite(_number(field))
+        return math.nan if "_" in field else float(field)  # Python takes 1_0 for ten
     except ValueError:
-        return False
+        return math.nan
 
 
 def read_columns(path: Path) -> tuple[str, ...]:

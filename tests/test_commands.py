@@ -712,8 +712,8 @@ def test_tables_of_numbers(tmp_path: Path) -> None:
     assert isinstance(next(parse_rows(["1,two"])[1])[1], str)
     path = tmp_path / "x.npz"
     np.savez(path, images=np.zeros((2, 3)), labels=[4, 5])
-    array, labels = read_array(path)
-    assert (array.shape, labels.tolist()) == ((2, 3), [4, 5])
+    array, labels, names = read_array(path)
+    assert (array.shape, labels.tolist(), names) == ((2, 3), [4, 5], None)
     np.savez(path, one=np.zeros(2), two=np.zeros(2))
     with pytest.raises(ValueError, match="arrays one, two, expected one"):
         read_array(path)
@@ -722,13 +722,38 @@ def test_tables_of_numbers(tmp_path: Path) -> None:
         read_array(path)
 
 
+def test_rows_of_a_table_are_called_by_the_lines_of_its_file(
+    rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, path, array = str(rows / "run"), tmp_path / "x.csv", tmp_path / "x.npy"
+    path.write_text("a,b\n1,2\n\n3,4\n")
+    assert read_array(path)[2] == ["line 2", "line 4"]
+    detector = OneStepDetector.load(run)
+    assert detector.score_named(path)[0] == ["line 2", "line 4"]
+    path.write_text("a,b\n1,2\n\n3,nan\n1e300,5\n6,x\n")
+    np.save(array, [[1.0, 2.0], [3.0, np.nan]])
+    assert main(["score", run, str(path), str(array), "--quiet"]) == 1
+    found = {row["file"]: row["error"] for row in table(capsys.readouterr().out)}
+    bad = "no number in single precision"
+    assert found == {
+        f"{path}:2": "",
+        f"{path}:4": f"{bad}: 'nan'",
+        f"{path}:5": f"{bad}: '1e300'",
+        f"{path}:6": f"{bad}: 'x'",
+        f"{array}:0": "",
+        f"{array}:1": "1 of 1 vectors hold NaN or infinity, expected real numbers in single precision.",
+    }
+    with pytest.raises(ValueError, match=rf"line 4 of the file: {bad}: 'nan'; 3 such lines"):
+        detector.score(path)
+
+
 TABLES = {
     "header of pandas": ("0,1,2\n5,6,7\n", "012", [[5, 6, 7]]),
     "two columns, which it may not be": ("0,1\n5,6\n", "", [[0, 1], [5, 6]]),
     "index": (",a,b\n0,5,6\n", "ab", [[5, 6]]),
     "index of days": (",a,b\n2026-01-01,5,6\n", "ab", [[5, 6]]),
     "index and header of pandas": (",0,1\n0,5,6\n", "01", [[5, 6]]),
-    "first row without values": (",NA\n5,6\n", "", ["could not convert", [5, 6]]),
+    "first row without values": (",NA\n5,6\n", "", ["no number in single precision: ''", [5, 6]]),
     "digits with an underscore": ("a,b\n1_0,2\n", "ab", ["no number"]),
     "names that part": ('"a,a",b\n5,6\n', ["a,a", "b"], [[5, 6]]),
     "names of more": ("a b\n0 5 6\n", "ab", ["3 values, not 2"]),

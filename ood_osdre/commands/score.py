@@ -1,6 +1,7 @@
 r"""Scores files with a detector that `ood-osdre fit` has trained, and writes one row each, as CSV.
 
-Columns: `file`; `log_ratio`, of ID data to the reference, in nats, larger = more in-distribution;
+Columns: `file`, with the line of a .csv, whose header is line 1, or the row of an array, from 0;
+`log_ratio`, of ID data to the reference, in nats, larger = more in-distribution;
 `p_value` (conformal), the share of the calibration data that score as low or lower; `decision`, ID or OOD: OOD
 where the p-value is at most alpha, so of ID data at most that share, in expectation; `class`, the nearest of
 the ID classes, of OOD files too, if there are classes; `error`, why a file has no score. The rest is scored,

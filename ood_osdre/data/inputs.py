@@ -222,7 +222,7 @@ def _item(value: object, size: int, what: str) -> NDArray[Any]:
 
 def _files(path: Path, size: int, what: str) -> Iterator[_Piece]:
     if path.suffix.lower() in ARRAYS and not is_folder(path):
-        yield _values((found := read_array(path))[0], size, f"{what} {path}"), found[1], None
+        yield _values((found := read_array(path))[0], size, f"{what} {path}"), *found[1:]
         return
     if is_image(path):
         yield image_files(Path(), [str(path)], size, what), None, [str(path)]
@@ -342,8 +342,8 @@ def _vectors(array: NDArray[Any], what: str) -> NDArray[np.floating[Any]]:
     if not is_real or bad.size:
         found = f"got vectors of {array.dtype} with shape {array.shape}"
         if bad.size:
-            first = f"the first is row {bad[0]}, from 0"
-            found = f"{bad.size} of {len(array)} vectors hold NaN or infinity, {first}"
+            first = f", the first is row {bad[0]}, from 0" * (len(array) > 1)
+            found = f"{bad.size} of {len(array)} vectors hold NaN or infinity{first}"
         raise UserError(f"{what}: {found}, expected real numbers in single precision.")
     # A mean is subtracted before single precision may round: of large numbers it leaves nothing.
     exact = array.dtype.kind == "f" and array.dtype.itemsize <= single.itemsize

@@ -225,7 +225,7 @@ class OneStepDetector:
 
     @own_surroundings()
     def score_named(self, x: object) -> tuple[list[str], NDArray[np.float32]]:
-        r"""Returns a name for each input, its path or else its number, beside :meth:`score`."""
+        r"""Returns a name for each input, its path, line of a table or number, beside :meth:`score`."""
         warn_of_shuffling(x, "input")
         scored = [(scores, piece.names) for scores, piece in self._scored(x, "input")]
         names = [name for _, some in scored for name in some]
