@@ -396,8 +396,9 @@ def test_a_fit_says_how_it_was_made(root: Path, rows: Path, tmp_path: Path) -> N
     assert scores.metrics()["near"]["held-out reference"].auroc == last["val_near"]
     detector = OneStepDetector.load(rows / "run", device="cpu")
     for name, held in (("id", of_id), ("reference", others)):
-        every = detector.score(str(rows / f"{name}.csv"))
-        np.testing.assert_allclose(every[[int(row) for row in held.name]], held.score, atol=1e-3)
+        every = dict(zip(*detector.score_named(str(rows / f"{name}.csv")), strict=True))
+        again = [every[line] for line in held.name]
+        np.testing.assert_allclose(again, held.score, atol=1e-3)
     page = (rows / "run" / "report.html").read_text(encoding="utf-8")
     for title in ("Held-out data", "ROC", "ID: most rejected"):
         assert f"<h3>{title}</h3>" in page
@@ -482,6 +483,30 @@ def test_a_run_goes_on_after_a_signal(
     assert main(["fit", *arguments, "--resume"]) == 0
     (one, other) = (load_scorer(path / "run") for path in (root, tmp_path))
     np.testing.assert_array_equal(one.conformal.scores, other.conformal.scores)
+
+
+@pytest.mark.parametrize("select", [[], ["training.eval_every=10", "evaluation.select=val_near"]])
+def test_a_fit_resumed_after_its_last_validation_has_the_scores_of_it(
+    rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, select: list[str]
+) -> None:
+    from ood_osdre.training import trainer
+
+    whole, part = str(tmp_path / "whole"), str(tmp_path / "part")
+    data = [str(rows / "id.csv"), str(rows / "reference.csv"), *ROWS, *select]
+    assert main(["fit", *data, "--out", whole]) == 0
+
+    def killed(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer.Trainer, "_finish", killed)
+        assert main(["fit", *data, "--out", part]) == 130
+    assert main(["fit", *data, "--out", part, "--resume"]) == 0
+    one, other = (np.load(Path(run) / "held_out.npz") for run in (whole, part))
+    assert one.keys() == other.keys()
+    for key in one:
+        np.testing.assert_array_equal(one[key], other[key])
+    assert "most rejected" in (Path(part) / "report.html").read_text(encoding="utf-8")
 
 
 def test_a_fit_that_ended_before_its_calibration_decides_nothing(

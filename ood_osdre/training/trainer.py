@@ -265,9 +265,14 @@ class Trainer:
             self.kept = copied(self.averaged)
 
     def _finish(self) -> None:
-        if self.select is None or not self.outcome.best:
+        out = self.outcome
+        if self.select is None or not out.best:
             self.kept = self.averaged
-        self.outcome.learnt = self.objective.learnt()
+        if self._began[0] and out.best and not out.scores and self.validate is not None:
+            # The model was validated before the run was resumed, and a checkpoint has no scores.
+            self.validate(self.kept.eval())
+            out.scores = getattr(self.validate, "scores", {})
+        out.learnt = self.objective.learnt()
         if self.output is not None:
             checkpoint.write_checkpoint(
                 self.output, checkpoint.MODEL, self.kept.state_dict(), self.metadata
