@@ -19,7 +19,7 @@ from PIL import Image
 
 from ood_osdre.data import BenchmarkData, ImageSet, load_manifest
 from ood_osdre.errors import UserError
-from ood_osdre.evaluation import report
+from ood_osdre.evaluation import gallery, report
 from ood_osdre.evaluation.records import RunRecord
 from ood_osdre.evaluation.report import report_beside, write_report
 from ood_osdre.evaluation.scores import Scores, read_scores, write_scores
@@ -183,9 +183,9 @@ def test_the_gallery_shows_the_worst_images(run: Path, data: BenchmarkData) -> N
     tin, own = scores.of("near")["tin"], scores.of("id")["id_test"]
     first = tin.name[int(np.argmax(tin.score))]
     rejected = own.name[int(np.argmin(np.where(own.label == 1, own.score, np.inf)))]
-    assert len(names) == 2 * report.PER_SET + 3 * report.PER_CLASS
+    assert len(names) == 2 * gallery.PER_SET + 3 * gallery.PER_CLASS
     assert names[0] == first
-    assert names[2 * report.PER_SET + report.PER_CLASS] == rejected
+    assert names[2 * gallery.PER_SET + gallery.PER_CLASS] == rejected
     assert "ID class 1 (c1): most rejected" in page.texts
     for name, source in zip(names, page.of("img", "src"), strict=True):
         image = Image.open(io.BytesIO(base64.b64decode(source.partition(",")[2])))
@@ -201,10 +201,10 @@ def test_without_images_there_are_names(run: Path, data: BenchmarkData, tmp_path
     shutil.copytree(run, tmp_path / "again")
     others = {"tin": images_of([f"other/{i}.png" for i in range(40)])}
     moved = BenchmarkData(**{**vars(data), "near": others})
-    for given, count in ((None, 0), (moved, report.PER_SET + 3 * report.PER_CLASS)):
+    for given, count in ((None, 0), (moved, gallery.PER_SET + 3 * gallery.PER_CLASS)):
         page = Page(write_report(tmp_path / "again", given).read_text())
         assert len(page.of("img", "src")) == count
-        assert len(page.of("figcaption", "title")) == 2 * report.PER_SET + 3 * report.PER_CLASS
+        assert len(page.of("figcaption", "title")) == 2 * gallery.PER_SET + 3 * gallery.PER_CLASS
 
 
 @pytest.mark.usefixtures("bare")
@@ -386,3 +386,27 @@ def test_a_browser_shows_it_without_a_complaint(run: Path, tmp_path: Path) -> No
     assert len([tag for tag, _ in page.elements if tag == "svg"]) > 8
     if (tmp_path / "page.png").is_file():
         assert np.asarray(Image.open(tmp_path / "page.png").convert("L")).std() > 5
+
+
+def test_images_of_a_fit_in_arrays_are_shown_as_those_in_files(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    colour = rng.integers(0, 256, (20, 8, 8, 3), dtype=np.uint8)
+    grey = rng.integers(0, 256, (20, 8, 8), dtype=np.uint8)
+    paths = [str(tmp_path / "id.npy"), str(tmp_path / "reference.npz")]
+    np.save(paths[0], colour)
+    np.savez(paths[1], images=grey / np.float32(255), labels=np.zeros(20))
+    scores, rows = Scores(), [3, 7, 19]
+    for role, name in (("id", "held-out"), ("near", "held-out reference")):
+        scores.add(role, name, rng.normal(size=3), np.full(3, -1), list(map(str, rows)))
+    sets = [{"set": s, "given": p} for s, p in zip(("ID", "reference"), paths, strict=True)]
+    record = {"data": {"given": sets}}
+    found = gallery.given_images(record, scores)
+    np.testing.assert_array_equal(found[""].images, colour[rows])
+    expected = np.repeat(grey[rows, ..., None], 3, axis=3)
+    np.testing.assert_array_equal(found["held-out reference"].images, expected)
+    cells = [cell for row in gallery.gallery(scores, found) for cell in row.cells]
+    assert (len(cells), all(cell.source for cell in cells)) == (6, True)
+    # One that is shorter now, or holds vectors, has none; nor has one that has gone.
+    for other in (colour[:19], colour.reshape(20, -1) / 255.0, None):
+        np.save(paths[0], other) if other is not None else Path(paths[0]).unlink()
+        assert list(gallery.given_images(record, scores)) == ["held-out reference"]

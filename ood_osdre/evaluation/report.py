@@ -2,36 +2,30 @@ r"""`report.html`: a run, an evaluation or the average of several seeds as one p
 
 The page is made from the files of a folder alone, at any time, and needs no network: figures are in
 it as SVG, images as small JPEGs. Those that the scorer gets most wrong are shown if a benchmark's
-images, or a fit's files, are at hand, and else their names. What a folder lacks has no section.
+images, or a fit's files or arrays, are at hand, and else their names. What a folder lacks has no section.
 """
 
 __all__ = ["HELD_OUT", "REPORT", "report_beside", "write_report"]
 
-import base64
-import io
 import json
 import logging
 from collections.abc import Iterator, Mapping
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import jinja2
-import numpy as np
 import pandas as pd
 from markupsafe import Markup
-from PIL import Image
 
-from ..data.images import image_files
-from ..data.sets import ImageSet, group_of
 from ..errors import UserError, one_line
-from ..files import is_folder, is_regular, local, write_text_atomic
+from ..files import is_regular, local, write_text_atomic
 from ..options import flat
 from ..training.checkpoint import MODEL, checkpoint_path, read_checkpoint
 from ..training.run import LOG, RECORD
 from .calibration import SplitConformal
 from .decisions import CALIBRATION, read_calibration
-from .metrics import threshold95
+from .gallery import gallery, given_images
 from .plots import as_svg, over_steps, swatch
 from .records import facts_of, read_entries, sets_of
 from .score_plots import densities, held_out, rankings, score_label
@@ -44,10 +38,6 @@ if TYPE_CHECKING:
 REPORT = "report.html"
 # The seeds of an average that are drawn in its page; each has one of its own, too.
 SEEDS = 3
-# Images of an OOD set; of an ID class, while there are few of them, and with many.
-PER_SET, PER_CLASS, PER_CLASS_OF_MANY, FEW = 12, 6, 3, 20
-# The side of an image in pixels, and the bytes that all of them may take.
-SIDE, SIDE_OF_MANY, BYTES = 64, 32, 800_000
 
 # The numbers of :class:`~ood_osdre.evaluation.calibration.Calibration`, as a page names them.
 CALIBRATED = {
@@ -71,22 +61,6 @@ HELD_OUT = "held_out.npz"
 
 Row = dict[str, Any]
 log = logging.getLogger(__name__)
-
-
-class Cell(NamedTuple):
-    r"""An image of the gallery: its name, its score and, if it is at hand, its data URL."""
-
-    name: str
-    score: float
-    source: str | None
-
-
-class Wrong(NamedTuple):
-    r"""A row of the gallery: what it is of, how often that goes wrong, and the worst images."""
-
-    title: str
-    note: str
-    cells: list[Cell]
 
 
 def report_beside(folder: Path, data: "BenchmarkData | None" = None) -> None:
@@ -231,7 +205,7 @@ def _run(folder: Path, data: "BenchmarkData | None") -> Row:
         what = score_label(record.get("config", {}), scores)
         run |= {"what": what, "densities": densities(scores, what), "rankings": rankings(scores)}
         images = {} if data is None else {**data.near, **data.far, "": data.id_test}
-        run["gallery"] = list(_gallery(scores, images))
+        run["gallery"] = list(gallery(scores, images))
         run["flagged"] = [] if conformal is None else _flagged(scores, conformal)
     histories, is_fit = _histories(folder, record), not record.get("benchmark")
     names = VALIDATED if is_fit else {}
@@ -250,7 +224,7 @@ def _run(folder: Path, data: "BenchmarkData | None") -> Row:
         threshold = None if conformal is None else conformal.threshold
         scores = read_scores(folder / HELD_OUT)
         run |= {"held_out": held_out(scores, threshold), "rankings": rankings(scores)}
-        run["gallery"] = list(_gallery(scores, _given(record, scores), threshold))
+        run["gallery"] = list(gallery(scores, given_images(record, scores), threshold))
     run["calibration"] = {CALIBRATED[k]: v for k, v in known[0].items()} if known else {}
     return run
 
@@ -282,69 +256,3 @@ def _histories(folder: Path, record: Mapping[str, Any]) -> dict[str, list[Row]]:
             entries += [entry] if isinstance(entry, dict) else []
         found[path.parent.relative_to(folder).as_posix().removeprefix(".")] = entries
     return found or {"": record.get("validation", {}).get("history", [])}
-
-
-def _given(record: Mapping[str, Any], scores: Scores) -> dict[str, ImageSet]:
-    r"""Returns the files of what a fit held out, by set, whether or not they are still there."""
-    given = {entry["set"]: entry["given"] for entry in record.get("data", {}).get("given", [])}
-    found = {}
-    for role, what in (("id", "ID"), ("near", "reference")):
-        for name, held in scores.of(role).items() if what in given else ():
-            path = local(given[what])  # a folder, or a list in one
-            files = image_files(path if is_folder(path) else path.parent, held.name, SIDE, name)
-            found["" if role == "id" else name] = ImageSet(files, held.label, held.name)
-    return found
-
-
-def _gallery(
-    scores: Scores, images_of: Mapping[str, ImageSet], threshold: float | None = None
-) -> Iterator[Wrong]:
-    r"""Yields the images of each OOD set most taken for ID, then those of each class most rejected.
-
-    Shares are at a threshold, that which keeps 95 % of ID if none is given that flags anything.
-    Images, of which those of the ID set have an empty name, end where all together would take too
-    much of the page; the names go on.
-    """
-    (of_id,) = scores.of("id").values()
-    kept = -threshold95(-of_id.score)
-    kept, left = threshold if threshold is not None and np.isfinite(threshold) else kept, BYTES
-    rows = []
-    for role in OOD_ROLES:
-        for name, s in scores.of(role).items():
-            order = np.argsort(-s.score, kind="stable")[:PER_SET]
-            share = float(np.mean(s.score >= kept))
-            note = f"{100 * share:.1f} % of {s.score.size:,} score at least {kept:.4g}"
-            rows.append((f"{name}: most taken for ID", note, s, order, images_of.get(name)))
-    classes = np.unique(of_id.label)
-    each = PER_CLASS if len(classes) <= FEW else PER_CLASS_OF_MANY
-    each = each if classes[-1] >= 0 else PER_SET
-    for label in classes:
-        own = np.flatnonzero(of_id.label == label)
-        order = own[np.argsort(of_id.score[own], kind="stable")][:each]
-        share = float(np.mean(of_id.score[own] < kept))
-        groups = {group_of(of_id.name[i]) for i in own} - {str(label), ""}
-        title = f"ID class {label}" if label >= 0 else "ID"
-        title += f" ({groups.pop()})" if len(groups) == 1 else ""
-        note = f"{100 * share:.1f} % of {own.size:,} score less than {kept:.4g}"
-        rows.append((f"{title}: most rejected", note, of_id, order, images_of.get("")))
-    side = SIDE if len(rows) <= FEW else SIDE_OF_MANY
-    for title, note, s, order, images in rows:
-        # Scores of other images than these, of an old run, say.
-        known = images if images is not None and list(images.names) == s.name else None
-        cells = []
-        for i in order:
-            source = _thumbnail(known, int(i), side) if known and left > 0 else None
-            left -= len(source or "")
-            cells.append(Cell(s.name[i], float(s.score[i]), source))
-        yield Wrong(title, note, cells)
-
-
-def _thumbnail(images: ImageSet, index: int, side: int) -> str | None:
-    r"""Returns the data URL of an image, made smaller if it is larger than a side; None without."""
-    try:
-        image, file = Image.fromarray(np.asarray(images.images[index])), io.BytesIO()
-    except UserError:  # a file that has gone
-        return None
-    image.thumbnail((side, side))
-    image.save(file, "JPEG", quality=85, subsampling=0)
-    return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()
