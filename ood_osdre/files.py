@@ -59,7 +59,6 @@ LABELS = ("labels", "label", "y")
 MISSING = {"", "na", "n/a", "#n/a", "<na>", "nan", "none", "null", "?", "-"}
 # The least number of columns of which `0,1,2` are names, as pandas writes them, and no row of numbers.
 COUNTED = 3
-LARGEST = float(np.finfo(np.float32).max)
 
 
 def local(path: str | os.PathLike[str]) -> Path:
@@ -75,8 +74,7 @@ def atomic_path(path: str | os.PathLike[str], flush: bool = True) -> Iterator[Pa
     r"""Gives a temporary path that becomes `path` if the block succeeds and vanishes if not.
 
     The temporary file is in the folder of `path`, which is created if needed, and has its suffix.
-    Symbolic links are followed. A device or FIFO stays what it is: it is given itself, and written
-    in place.
+    Symbolic links are followed. A device or FIFO is given itself, and written in place.
 
     Arguments:
         path: The file to create or replace.
@@ -151,8 +149,7 @@ def write_json_atomic(path: str | os.PathLike[str], obj: object) -> None:
     r"""Writes a JSON file atomically; for what it may hold see :func:`as_json`.
 
     Raises:
-        UserError: If JSON cannot hold a value, or the file cannot be written. The message names
-            the value's key, and an old file stays as it was.
+        UserError: If JSON cannot hold a value, whose key is named, or the file cannot be written.
     """
     try:
         plain = as_json(obj)
@@ -331,10 +328,10 @@ def _row(line: str, skipped: int, expected: int) -> NDArray[np.float64] | str:
     if expected and len(fields) != expected:
         return f"{len(fields)} values, not {expected} as the line of names"
     row = np.array(list(map(_number, fields[skipped:])))
-    bad = np.flatnonzero(~(np.abs(row) <= LARGEST))
-    return (
-        row if not bad.size else f"no number in single precision: {fields[skipped + bad[0]]!r:.40}"
-    )
+    bad = np.flatnonzero(~(np.abs(row) <= np.finfo(np.float32).max))
+    if bad.size:
+        return f"no number in single precision: {fields[skipped + bad[0]]!r:.40}"
+    return row
 
 
 def _number(field: str) -> float:

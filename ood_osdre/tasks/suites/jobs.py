@@ -39,8 +39,6 @@ def run_jobs(
     """
     prepare = {"initializer": _end_with, "initargs": (os.getpid(),)}
     interrupt = signal.getsignal(signal.SIGINT)
-    # SIGTERM does what Ctrl-C does, so that no worker is left behind.
-    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with parallel_config("loky", inner_max_num_threads=1, **prepare):
             parallel = Parallel(processes, batch_size=1, return_as="generator")
@@ -61,7 +59,6 @@ def run_jobs(
             f"--jobs {processes}: a process was killed, as when memory is short; try fewer --jobs."
         ) from None
     finally:
-        signal.signal(signal.SIGTERM, previous)
         signal.signal(signal.SIGINT, interrupt)
 
 
