@@ -201,25 +201,26 @@ def test_a_solver_is_a_density_too(few_draws: None) -> None:
 
 def test_a_file_of_numbers_is_a_table(tmp_path: Path) -> None:
     x = rows(300)
-    csv, npy = tmp_path / "mine.csv", tmp_path / "mine.npy"
-    pd.DataFrame(x, columns=["a", "b"]).to_csv(csv, index=False)
-    np.save(npy, x)
-    tables = load_table(str(csv)), load_table(str(npy))
-    for table in tables:
-        assert table.name in ("mine.csv", "mine.npy")
+    pd.DataFrame(x, columns=["a", "b"]).to_csv(tmp_path / "mine.csv", index=False)
+    pd.DataFrame(x).to_csv(tmp_path / "bare.csv", index=False, header=False)
+    np.save(tmp_path / "mine.npy", x)
+    names = "mine.csv", "bare.csv", "mine.npy"
+    tables = [load_table(str(tmp_path / name)) for name in names]
+    for name, table in zip(names, tables, strict=True):
+        assert table.name == name
         assert [len(part) for part in (table.train, table.val, table.test)] == [240, 30, 30]
         np.testing.assert_allclose(table.train.mean(axis=0), 0, atol=1e-12)
         np.testing.assert_allclose(table.train.std(axis=0), 1)
-    np.testing.assert_allclose(tables[0].test, tables[1].test)
+        np.testing.assert_allclose(table.test, tables[0].test)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         (None, "mine.csv: is absent"),
-        ("", "mine.csv: not a table of numbers"),
-        ("a,b\n1,x\n", "mine.csv: could not convert string to float"),
-        ("a,b\n1,\n", "mine.csv: .*contains NaN"),
+        ("", r"mine.csv: cannot be read \(no rows of numbers"),
+        ("a,b\n1,x\n", r"mine.csv: .*line 2 .*no number in single precision: 'x'"),
+        ("a,b\n1,\n", r"mine.csv: .*line 2 .*no number in single precision: ''"),
         ("a,b\n1,2\n", "mine.csv: 1 rows, expected at least 100"),
     ],
 )

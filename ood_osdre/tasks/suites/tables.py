@@ -10,7 +10,7 @@ noise as wide as the rounding is added: a density of rounded values may be as la
 Parts are 80, 10 and 10 per cent; those of `colours` share no vertical stripe of the photograph.
 
 **Any other table** is a file of numbers with one row an observation, `.csv` with a line of names
-or `.npy`, in parts of 80, 10 and 10 per cent. Parts of both kinds are standardised by the mean
+or without, or `.npy`, in parts of 80, 10 and 10 per cent. Parts of both kinds are standardised by the mean
 and deviation of the training part.
 
 References:
@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from ...errors import UserError, one_line
-from ...files import local, map_array
+from ...files import local, map_array, read_array
 from ...options import Count, Options
 from ...resources import find, read_yaml
 from ..rows import check_rows, read_rows
@@ -180,7 +180,7 @@ def load_table(
 
 def _own(path: Path) -> Arrays:
     r"""Returns the parts of a user's file of numbers."""
-    x = _numbers(path)
+    x = read_rows(str(path), read_array(path)[0])
     check_rows(str(path), x)
     with np.errstate(invalid="ignore", divide="ignore"):
         parts = _shuffled_parts(x, np.random.default_rng(0))
