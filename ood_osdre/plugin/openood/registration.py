@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from ...config import load_config
+from ...errors import UserError
 from ...files import local
 from ...resources import folders, read_yaml
 from ...training.checkpoint import restore
@@ -70,6 +71,9 @@ def build_network(network_config: Mapping[str, Any]) -> OSDRENet | None:
 
     Returns:
         The network; None for another name.
+
+    Raises:
+        UserError: If there is no such configuration, or weights are of another network.
     """
     if network_config["name"] != NAMES[0]:
         return None
@@ -77,8 +81,11 @@ def build_network(network_config: Mapping[str, Any]) -> OSDRENet | None:
     if network_config.get("pretrained") and checkpoint.is_dir():
         net = OSDRENet.load(checkpoint, folded=False)
     else:
-        config = load_config(str(network_config.get("config")))
-        net = OSDRENet.build(config, int(network_config["num_classes"]))
+        if not (name := network_config.get("config")):
+            raise UserError(
+                "network.config: is absent, expected a configuration, by name or file."
+            )
+        net = OSDRENet.build(load_config(str(name)), int(network_config["num_classes"]))
         if network_config.get("pretrained"):
             state = torch.load(checkpoint, map_location="cpu", weights_only=True)
             restore(net, state, checkpoint)
