@@ -51,8 +51,7 @@ from .speed import deployed
 # Components with less than this share of the largest variance are taken for rounding: features
 # come in single precision.
 LEAST_VARIANCE = 1e-10
-# A shift of components, in deviations, that changes nothing in training.
-NEAR = 1e-3
+NEAR = 1e-3  # a shift of components, in deviations, that changes nothing in training
 # Features brought to double precision together, and the bytes of those for a mean.
 TOGETHER, WHOLE = 8192, 512 * 2**20
 
@@ -76,7 +75,8 @@ class Whitening(nn.Module):
     ) -> None:
         super().__init__()
         self.register_buffer("mean", mean)
-        self.register_buffer("matrix", matrix)
+        # As a checkpoint has it: the order in memory decides the last bits of products.
+        self.register_buffer("matrix", None if matrix is None else matrix.contiguous())
         self.register_buffer("rest", rest)
 
     @classmethod
