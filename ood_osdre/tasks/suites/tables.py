@@ -10,8 +10,8 @@ noise as wide as the rounding is added: a density of rounded values may be as la
 Parts are 80, 10 and 10 per cent; those of `colours` share no vertical stripe of the photograph.
 
 **Any other table** is a file of numbers with one row an observation, `.csv` with a line of names
-or without, or `.npy`, in parts of 80, 10 and 10 per cent. Parts of both kinds are standardised by the mean
-and deviation of the training part.
+or without, or `.npy`, in parts of 80, 10 and 10 per cent. Parts of both kinds are standardised by
+the mean and deviation of the training part.
 
 References:
     | Masked autoregressive flow for density estimation (Papamakarios et al., 2017)
