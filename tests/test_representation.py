@@ -648,7 +648,11 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], dict[str, object], str]] = {
     ),
     "no name": (lambda p: "timm:resnet18", {}, "expected timm:NAME@FILE"),
     "unknown name": (lambda p: "timm:resnet_18@x", {}, "no model 'resnet_18' .did you mean"),
-    "no layer": (lambda p: None, {"layers": ["net.layer9"]}, "offers no layer 'net.layer9'"),
+    "no layer": (
+        lambda p: None,
+        {"layers": ["net.layer9"]},
+        r"offers no layer 'net.layer9', .*last are: .*net\.layer3, net\.layer4",
+    ),
     "rank": (
         lambda p: None,
         {"rank": 65},

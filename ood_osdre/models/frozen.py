@@ -182,7 +182,11 @@ def _takes(function: Callable[..., object], name: str) -> bool:
 
 
 def _no_features(net: nn.Module, wanted: str) -> UserError:
-    last = ", ".join([child for child, _ in net.named_children()][-4:])
+    within, prefix = net, ""
+    while len(children := dict(within.named_children())) == 1:  # our backbones wrap one module
+        ((name, within),) = children.items()
+        prefix += f"{name}."
+    last = ", ".join([f"{prefix}{child}" for child in children][-4:]) or prefix.rstrip(".")
     return UserError(
         f"{type(net).__name__}: offers no {wanted}, expected forward(x, return_feature=True), "
         f"timm's forward_features and forward_head, or a layer by name (its last are: {last})."
