@@ -131,11 +131,8 @@ def _train_sum(
             trained[source], done, further = _train(members[source], data, device, part)
             if not done.finished:
                 reason = f"{done.reason}, training {source}"
-                return (
-                    own,
-                    replace(done, seconds=done.seconds + outcome.seconds, reason=reason),
-                    rule,
-                )
+                done = replace(done, seconds=done.seconds + outcome.seconds, reason=reason)
+                return own, done, rule
             outcome.seconds += done.seconds
         rule += f"; together with {further}"
     if not outcome.finished:
@@ -219,8 +216,8 @@ def _train_head(
     classifier = given.model.to(device).eval()
     metadata = _metadata(config, data, preprocess)
     known = {"run": metadata, "classifier": NetworkDigest.of(classifier).digest}
-    before = time.monotonic()
-    features, stopped = images.features(classifier, preprocess, stage.progress)
+    before, left = time.monotonic(), stage.next(HEAD, started).time_budget
+    features, stopped = images.features(classifier, preprocess, stage.progress, left)
     seconds = outcome.seconds + time.monotonic() - before
     if stopped:
         trained = TrainedModel(classifier, preprocess, metadata)

@@ -4,6 +4,7 @@ import logging
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from ood_osdre.detectors import feature_store, head_data
 from ood_osdre.detectors.feature_store import FeatureFolder, Stored, Whitened, make_room
 from ood_osdre.models import Classifier
 from ood_osdre.models.representation import whitening_of
+from ood_osdre.stages import train_run
 
 HEAD = {"rank": 4, "held_out": 0.2, "width": 8, "depth": 1, "training": {"steps": 4, "warmup": 1}}
 PREPROCESS = Preprocess([0.4] * 3, [0.3] * 3)
@@ -44,14 +46,18 @@ def classifier(seed: int = 0) -> Classifier:
 
 
 def features_of(
-    data: BenchmarkData, model: Classifier | None = None, seed: int = 0, **options: object
+    data: BenchmarkData,
+    model: Classifier | None = None,
+    seed: int = 0,
+    time_budget: float | None = None,
+    **options: object,
 ) -> tuple[Sequence[Tensor | Stored], str]:
     given = {"data": {"broaden": 0.4, **options}, "head": HEAD, "training": {"seed": seed}}
     given |= {"estimator": "classifier", "objective": {"endpoint": 0.0, "class_weight": 1.0}}
     config = Config.from_mapping({**given, "evaluation": {"batch_size": 3}})
     assert config.head is not None
     images = head_data.HeadData(config, config.head, data)
-    return images.features(model or classifier(), PREPROCESS)
+    return images.features(model or classifier(), PREPROCESS, time_budget=time_budget)
 
 
 def kept(data: BenchmarkData) -> set[str]:
@@ -149,6 +155,52 @@ def test_a_signal_stops_it_and_what_is_done_is_not_done_again(
     whole, stopped = features_of(data, model)
     assert (stopped, len(calls)) == ("", 1 + sum(-(-len(x) // 3) for x in whole))
     assert [len(x) for x in whole] == [12, len(data.split_reference()[0])]
+
+
+def test_a_time_budget_stops_it_after_a_shard_that_is_kept(
+    data: BenchmarkData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(head_data, "SHARD", 1)
+    model, calls, compute = classifier(7), [], head_data.classifier_features
+
+    def counted(*args: object) -> object:
+        calls.append(1)
+        return compute(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(head_data, "classifier_features", counted)
+    for count in range(1, 100):
+        found, reason = features_of(data, model, time_budget=0.0)
+        if not reason:
+            break
+        assert (reason, len(calls)) == ("time budget", count)
+    shards = len(calls)
+    assert shards == count - 1 == sum(-(-len(x) // 3) for x in found)
+    assert features_of(data, model, time_budget=1e6)[1] == ""
+    # Where nothing can be kept, every call would stop at the same image.
+    memory = replace(data, cache=None)
+    whole, reason = features_of(memory, model, time_budget=0.0)
+    assert (reason, len(calls)) == ("", 2 * shards)
+    assert all(torch.equal(a, b) for a, b in zip(whole, found, strict=True))
+
+
+def test_a_run_whose_budget_ends_among_the_features_goes_on_with_them(
+    data: BenchmarkData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(head_data, "SHARD", 4)
+    options: dict[str, object] = {
+        "estimator": "classifier",
+        "network": {"width": 0.125, "depths": (1, 1, 1, 1), "stem_stride": 2},
+        "objective": {"endpoint": 0.0, "class_weight": 1.0},
+        "training": {"steps": 1, "batch_size": 4, "warmup": 0, "amp": "none"},
+        "evaluation": {"batch_size": 3},
+        "head": HEAD,
+    }
+    config, reasons = Config.from_mapping(options), list[str]()
+    while "finished" not in reasons and len(reasons) < 30:
+        outcome = train_run(config, data, tmp_path, torch.device("cpu"), 0.0, True, progress=False)
+        reasons.append(outcome[1].reason)
+    assert reasons.count("time budget, computing features") > 2
+    assert reasons[-2:] == ["time budget, training the head", "finished"]
 
 
 def test_old_features_make_room_and_those_in_use_stay(

@@ -4,6 +4,7 @@ __all__ = ["HeadData"]
 
 import math
 import signal
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -91,21 +92,27 @@ class HeadData:
 
     @torch.no_grad()
     def features(
-        self, classifier: Classifier, preprocess: Standardiser, progress: bool = False
+        self,
+        classifier: Classifier,
+        preprocess: Standardiser,
+        progress: bool = False,
+        time_budget: float | None = None,
     ) -> tuple[tuple[Tensor | Stored, Tensor | Stored], str]:
         r"""Returns the features of ID and of reference images, and what stopped this if it did.
 
-        They are computed as scores are, in single precision and in evaluation mode. A signal stops
-        it; a time budget does not. Those of images that have a key are kept
-        (:mod:`~ood_osdre.detectors.feature_store`), so that what has been computed is not computed
-        again.
+        They are computed as scores are, in single precision and in evaluation mode. Those of images
+        that have a key are kept (:mod:`~ood_osdre.detectors.feature_store`), so that what has been
+        computed is not computed again. A signal stops it at once, a time budget after a shard that
+        has been kept; where none is, it would stop at the same image forever, and so it does not.
 
         Arguments:
             classifier: The trained classifier.
             preprocess: The preprocessing that it was trained with.
             progress: Whether to show a progress bar.
+            time_budget: The number of seconds after which to stop.
         """
         sides, used = list[Stored](), list[FeatureFolder]()
+        end = math.inf if time_budget is None else time.monotonic() + time_budget
         total = len(self.id_images) + len(self.reference) - self.mixed
         bar = Bar(total=total, desc="features", unit="img", disable=not progress)
         with caught_signals() as received, bar, evaluating(classifier):
@@ -131,6 +138,9 @@ class HeadData:
                         part = self._kept(folder, i, torch.cat(found))
                         for features in used:
                             features.mark()
+                        late = time.monotonic() >= end and bool(folder.writable)
+                        if distributed.from_first(late):
+                            return (torch.empty(0), torch.empty(0)), "time budget"
                     else:
                         bar.update(rows.stop - rows.start)
                     assert part is not None
