@@ -209,6 +209,11 @@ def test_features_that_no_head_can_learn_from_are_refused(
         FeatureRatio(HEAD).fit_features(np.zeros((4, 3)), x_0)  # type: ignore[arg-type]
 
 
+def test_an_option_without_effect_is_refused() -> None:
+    with pytest.raises(UserError, match=r"id_from: got held_out, expected train: ID images"):
+        FeatureRatio({"id_from": "held_out"})
+
+
 def test_scoring_needs_a_fit_a_network_and_finite_features(tmp_path: Path) -> None:
     ratio, x = FeatureRatio(HEAD), torch.randn(60, 8)
 

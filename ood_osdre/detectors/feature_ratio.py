@@ -54,10 +54,11 @@ class FeatureRatio:
     Arguments:
         options: The head and its training: options by name that differ from the defaults, or
             :class:`~ood_osdre.config.HeadConfig`. Its `layers` are those of the network, none for
-            the ways of :mod:`ood_osdre.models.frozen` that the network offers itself.
+            the ways of :mod:`ood_osdre.models.frozen` that the network offers itself. The ID images
+            are those of :meth:`fit`, so `id_from` is not to be changed.
 
     Raises:
-        UserError: If an option is unknown or out of range.
+        UserError: If an option is unknown or out of range, or has no effect here.
 
     Example:
         >>> shift = torch.tensor([1.0, 0.0]).view(2, 1, 1)
@@ -71,6 +72,9 @@ class FeatureRatio:
 
     def __init__(self, options: HeadConfig | Mapping[str, Any] | None = None) -> None:
         self.options = HeadConfig.of({} if options is None else options, "options")
+        if self.options.id_from != "train":
+            expected = "expected train: ID images are those that a fit is given"
+            raise UserError(f"options: id_from: got {self.options.id_from}, {expected}.")
         self.net: nn.Module | None = None
         #: The network that the features came from; None if that is not recorded.
         self.known: NetworkDigest | None = None
