@@ -222,8 +222,8 @@ class Config(Trained):
         estimator: The one-step ratio, or a baseline: a direct ratio, a time-conditioned score, a
             classifier.
         classifier: The classifier below `head`: null to train one first, by the other sections; or
-            a run folder, a file of weights (OpenOOD's ResNet18_32x32, or our network as its trainer
-            saves it), or `timm:NAME@FILE`.
+            a run folder, of several seeds for that of the run's own, a file of weights (OpenOOD's
+            ResNet18_32x32, or our network as its trainer saves it), or `timm:NAME@FILE`.
         title: The title of tables and plots.
         note: Anything worth recording with the run.
         head: The ratio of a classifier's features that scores, see :class:`HeadConfig`; null for

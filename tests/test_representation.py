@@ -337,6 +337,19 @@ def test_a_given_classifier_is_the_one_that_was_trained_first(
         np.testing.assert_array_equal(scorer.score(digits.id_test.images[:20]), expected)
 
 
+def test_of_a_run_of_several_seeds_each_takes_its_own_classifier(tmp_path: Path) -> None:
+    r"""As the runs that a score is summed of do; where that seed is not there, it is told."""
+    for seed, value in ((0, 0.5), (3, 0.25)):
+        write_classifier(tmp_path / f"seed-{seed}", value)
+    for seed, value in ((0, 0.5), (3, 0.25)):
+        own = CONFIG.replace(training=CONFIG.training.replace(seed=seed))
+        model = read_classifier(str(tmp_path), own, 5, 32).model
+        assert model.class_head.weight.unique().tolist() == [value]
+    other = CONFIG.replace(training=CONFIG.training.replace(seed=1))
+    with pytest.raises(UserError, match="no checkpoint here"):
+        read_classifier(str(tmp_path), other, 5, 32)
+
+
 def test_a_run_on_a_network_that_folds_is_read_again(
     tmp_path: Path, digits: BenchmarkData
 ) -> None:

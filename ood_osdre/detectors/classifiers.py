@@ -82,9 +82,10 @@ def read_classifier(
     r"""Reads the classifier that a head is to be put on.
 
     Arguments:
-        source: A run folder, whose model has a class head; a file of weights, of OpenOOD's
-            ResNet18_32x32 or of our network as OpenOOD saves it; or `timm:NAME@FILE`.
-        config: The configuration: the network of a file of our own, and the ID data set.
+        source: A run folder, whose model has a class head, of several seeds for that of the run's
+            own; a file of weights, of OpenOOD's ResNet18_32x32 or of our network as OpenOOD saves
+            it; or `timm:NAME@FILE`.
+        config: The configuration: the network of a file of our own, the ID data set and the seed.
         classes: The number of ID classes; None for as many as it has.
         size: The side of the images.
 
@@ -93,8 +94,10 @@ def read_classifier(
     """
     if source.startswith("timm:"):
         given = _from_timm(source, classes)
-    elif os.path.isdir(local(source)):
-        given = _from_run(local(source), None if classes is None else config.id, size)
+    elif os.path.isdir(folder := local(source)):
+        seeded = folder / f"seed-{config.training.seed}"
+        folder = seeded if seeded.is_dir() else folder
+        given = _from_run(folder, None if classes is None else config.id, size)
     else:
         given = _from_file(local(source), config.network, classes)
     if classes is not None and (found := given.model.class_head.out_features) != classes:
