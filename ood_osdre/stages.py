@@ -230,7 +230,9 @@ def _train_head(
     whole = RepresentationRatio(classifier, fitted.model, head.layers)
     count, rank = fitted.model.whitening.shape
     metadata["representation"] = {"network": given.network, "features": count, "rank": rank}
-    outcome = replace(fitted.outcome, seconds=seconds + fitted.outcome.seconds)
+    # The precision of a run is that of its network: a head is trained on vectors.
+    amp, seconds = outcome.amp or fitted.outcome.amp, seconds + fitted.outcome.seconds
+    outcome = replace(fitted.outcome, seconds=seconds, amp=amp)
     trained = TrainedModel(whole, preprocess, metadata)
     if not outcome.finished:
         outcome.reason += ", training the head"

@@ -350,6 +350,15 @@ def test_of_a_run_of_several_seeds_each_takes_its_own_classifier(tmp_path: Path)
         read_classifier(str(tmp_path), other, 5, 32)
 
 
+def test_the_precision_of_a_run_is_that_of_its_classifier(
+    finished: Path, tmp_path: Path, digits: BenchmarkData
+) -> None:
+    config = CONFIG.replace(training=CONFIG.training.replace(amp="bf16"))
+    assert train_run(config, digits, tmp_path, CPU, progress=False)[1].amp == "bf16"
+    given = config.replace(classifier=str(finished))
+    assert train_run(given, digits, tmp_path / "given", CPU, progress=False)[1].amp == "none"
+
+
 def test_a_run_on_a_network_that_folds_is_read_again(
     tmp_path: Path, digits: BenchmarkData
 ) -> None:
