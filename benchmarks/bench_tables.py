@@ -178,11 +178,12 @@ def outliers(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
 
 
 def with_interval(values: Sequence[float | None], digits: int) -> str:
-    r"""Returns a number with the ends of its interval; a dash where it is not known."""
+    r"""Returns a number with the ends of its interval, if that has a length; a dash where it is not known."""
     if values[0] is None:
         return "-"
     estimate, low, high = (f"{value:.{digits}f}" for value in values)
-    return f"{estimate} [{low}, {high}]"
+    # Of one seed alone nothing was drawn anew: no length is no certainty.
+    return estimate if values[1] == values[2] else f"{estimate} [{low}, {high}]"
 
 
 def transfer(results: Mapping[str, Panel]) -> str:

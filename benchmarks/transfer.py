@@ -10,8 +10,9 @@ first two orders the families by the third, for each ID data set and reference.
 
 Intervals are of 95 %, by bootstrap over seeds and test images: a replicate draws seeds anew, the same for
 all families, and adds what drawing the images of each test set anew, the same for all families, changes in
-the AUROC of the first seed, by the scores in its run's folder. Intervals of the mirrored numbers are over
-seeds alone. What is found is a finding: nothing is chosen by it.
+the AUROC of the first seed whose scores are in its run's folder. Intervals of the mirrored and validation
+numbers are over seeds alone, and one seed has none; of two or three seeds they are too short, and the
+families are taken as given. What is found is a finding: nothing is chosen by it.
 """
 
 import argparse
@@ -152,11 +153,8 @@ def families(
         for run in same:
             by_draw.setdefault(run.benchmark, []).append(quality(run))
         test = resampled([[quality(run) for run in own]], replicates)
-        first = min(own, key=lambda run: run.seed)
-        setting = first.id, first.benchmark, first.reference
-        folder = run_folder(out, setting, method, first.seed)
-        scores = read_scores(folder / slug(variant) / "scores.npz")
-        test = test + image_changes(first, scores, replicates)
+        first, path = _kept(own, out)
+        test = test + image_changes(first, read_scores(path), replicates)
         found.append(
             Family(
                 ", ".join(filter(None, [method, variant])),
@@ -166,6 +164,18 @@ def families(
             )
         )
     return found
+
+
+def _kept(own: Sequence[Run], out: Path) -> tuple[Run, Path]:
+    r"""Returns the first seed's run whose scores are there, and their file; else the first and none."""
+
+    def scores(run: Run) -> Path:
+        setting = run.id, run.benchmark, run.reference
+        return run_folder(out, setting, run.method, run.seed) / slug(run.variant) / "scores.npz"
+
+    ordered = sorted(own, key=lambda run: run.seed)
+    first = next((run for run in ordered if scores(run).is_file()), ordered[0])
+    return first, scores(first)
 
 
 def _of(runs: Sequence[Run], method: str, variant: str, reference: str) -> list[Run]:

@@ -153,7 +153,8 @@ def test_families_are_paired_and_ordered(
         write_runs(tmp_path / f"{name}.jsonl", runs)
     for run in main:
         kept = tmp_path / "main" / f"cifar10-openood_subset-{run.reference}" / slug(run.method)
-        kept = kept / "seed-0" / run.variant
+        # The scores of one seed are enough, whichever it is.
+        kept = kept / ("seed-1" if run.method == "outlier exposure" else "seed-0") / run.variant
         kept.mkdir(parents=True, exist_ok=True)
         shift = 0.5 if run.method == "OS-DRE, pixels" else 9.0
         write_scores(kept / "scores.npz", scores_of(shift))
@@ -165,7 +166,8 @@ def test_families_are_paired_and_ordered(
         "| OS-DRE, pixels", "| outlier exposure", "| OS-DRE, representation, conditional",
         "| classifier, softmax, energy", "| classifier, softmax",
     ]  # fmt: skip
-    assert rows["| OS-DRE, pixels"][0] == "81.0 [81.0, 81.0]"
+    # Its seeds have one number: an interval without a length would look like certainty.
+    assert rows["| OS-DRE, pixels"][0] == "81.0"
     low, high = map(float, rows["| OS-DRE, pixels"][2].split("[")[1].strip("] |").split(", "))
     # Wider than seeds alone make it, 94 to 95.
     assert low < 93
