@@ -119,6 +119,7 @@ def train_and_evaluate(args: argparse.Namespace) -> "MetricsTable | None":
     config = read_config(args, name)
 
     from .data import load_benchmark
+    from .detectors import read_classifier
     from .runs import join_seeds
 
     manifest = find_benchmark(config.benchmark, config.id, args.data_root, config.reference)
@@ -134,6 +135,9 @@ def train_and_evaluate(args: argparse.Namespace) -> "MetricsTable | None":
     refuse_existing(args.out, folders, args.resume)
     if args.resume and not any(holds(folder, *RESULTS) for folder in folders.values()):
         announce(f"Nothing to go on with in {args.out}: from step 0")
+    for seed in folders if config.classifier else ():
+        # Before the images are read, which may take minutes.
+        read_classifier(config.classifier or "", with_seed(config, seed), None, manifest.size)
     data = load_benchmark(
         manifest, args.data_root, args.cache_dir, config.reference, progress=not args.quiet
     )

@@ -80,3 +80,25 @@ def test_missing_files_through_the_command(
     assert "nothing/10.png ... and 29 more" in error
     assert "Traceback" not in error
     assert not (tmp_path / "out").exists()
+
+
+def test_a_classifier_that_is_not_there_is_told_before_images_are_read(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (root / LISTS / "train_toy.txt").write_text("nothing/0.png 0\n")
+    as_cifar(root)
+    command = ["--config", "cifar10_representation", "--benchmark", str(root / "toy.yml")]
+    command += [
+        "--id",
+        "cifar10",
+        "--data-root",
+        str(root),
+        "--device",
+        "cpu",
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    assert main([*command, "--classifier", str(root / "nowhere")]) == FAILED
+    error = capsys.readouterr().err
+    assert re.search(r"^error: .*nowhere", error, re.MULTILINE)
+    assert "nothing/0.png" not in error

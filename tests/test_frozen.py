@@ -134,8 +134,8 @@ X = torch.zeros(2, 3, 8, 8)
     ("net", "layer", "x", "message"),
     [
         (nn.Sequential(nn.Flatten()), None, X, "Sequential: offers no features, expected .* 0"),
-        (HostNet(), "head", X, r"HostNet: offers no layer 'head'.* conv, norm, fc"),
-        (HostNet(), "", X, "HostNet: offers no layer ''"),
+        (HostNet(), "head", X, r"HostNet: has no layer 'head'.* conv, norm, fc"),
+        (HostNet(), "", X, "HostNet: has no layer ''"),
         (Twice(), "layer", X, r"Twice: layer 'layer': got \(2, 192\) again for 2"),
         (Bare(), None, X, r"Bare: forward\(x, return_feature=True\): got no tensor for 2 inputs"),
         (nn.Sequential(nn.Flatten(0)), "0", X, r"Sequential: layer '0': got \(384,\) for 2"),

@@ -234,6 +234,11 @@ def test_a_class_head_left_on_the_encoder_is_told(
         assert "class head" not in caplog.text
 
 
+def test_layers_are_the_encoders_own() -> None:
+    with pytest.raises(UserError, match=r"layers: got .*2.*, expected none"):
+        plugin.FeatureRatioDetector(nn.Identity(), {"layers": ["2"]})
+
+
 @pytest.mark.parametrize(
     ("features", "found"),
     [(lambda x: (x, x), "in a tuple"), (lambda x: x.mean((1, 2, 3)), r"of shape \(1,\)")],

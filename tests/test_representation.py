@@ -673,7 +673,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], dict[str, object], str]] = {
     "no layer": (
         lambda p: None,
         {"layers": ["net.layer9"]},
-        r"offers no layer 'net.layer9', .*last are: .*net\.layer3, net\.layer4",
+        r"has no layer 'net.layer9', .*last are: .*net\.layer3, net\.layer4",
     ),
     "rank": (
         lambda p: None,

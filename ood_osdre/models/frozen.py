@@ -94,7 +94,10 @@ def extract_features(net: nn.Module, x: Tensor, layers: Sequence[str] = ()) -> F
             return Features(features, logits if isinstance(logits, Tensor) else None)
         if _is_timm(bare):
             return _by_timm(bare, x)
-    raise _no_features(bare, "features")
+    raise UserError(
+        f"{type(bare).__name__}: offers no features, expected forward(x, return_feature=True), timm's "
+        f"forward_features and forward_head, or a layer by name (its last are: {_last_layers(bare)})."
+    )
 
 
 def named_layers(net: nn.Module, layers: Sequence[str]) -> dict[str, nn.Module]:
@@ -114,7 +117,8 @@ def named_layers(net: nn.Module, layers: Sequence[str]) -> dict[str, nn.Module]:
     }
     for layer in layers:
         if not layer or layer not in modules:
-            raise _no_features(net, f"layer {layer!r}")
+            expected = f"a module of it (its last are: {_last_layers(net)})"
+            raise UserError(f"{type(net).__name__}: has no layer {layer!r}, expected {expected}.")
     return {layer: modules[layer] for layer in layers}
 
 
@@ -181,16 +185,13 @@ def _takes(function: Callable[..., object], name: str) -> bool:
         return False
 
 
-def _no_features(net: nn.Module, wanted: str) -> UserError:
+def _last_layers(net: nn.Module) -> str:
+    r"""Returns the names of the last parts of a network, to choose layers from."""
     within, prefix = net, ""
     while len(children := dict(within.named_children())) == 1:  # our backbones wrap one module
         ((name, within),) = children.items()
         prefix += f"{name}."
-    last = ", ".join([f"{prefix}{child}" for child in children][-4:]) or prefix.rstrip(".")
-    return UserError(
-        f"{type(net).__name__}: offers no {wanted}, expected forward(x, return_feature=True), "
-        f"timm's forward_features and forward_head, or a layer by name (its last are: {last})."
-    )
+    return ", ".join([f"{prefix}{child}" for child in children][-4:]) or prefix.rstrip(".")
 
 
 @contextmanager

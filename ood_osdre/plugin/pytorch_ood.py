@@ -63,9 +63,8 @@ except ImportError as error:
 
 def _require() -> None:
     if REASON is not None:
-        raise ImportError(
-            f"pytorch-ood 0.4 or later is needed: pip install 'pytorch-ood>=0.4' ({REASON})"
-        )
+        needed = "pytorch-ood 0.4 or later is needed: pip install 'pytorch-ood>=0.4'"
+        raise ImportError(f"{needed} ({REASON})")
 
 
 class OneStepRatioDetector(Searched, Detector):
@@ -243,6 +242,8 @@ class FeatureRatioDetector(Searched, FeaturesDetector):
         super().__init__()
         self._encoder = encoder
         self.head = FeatureRatio(options)
+        if layers := self.head.options.layers:
+            raise UserError(f"options: layers: got {list(layers)}, expected none of an encoder.")
         self._broaden = share_of(broaden)
         self._images = HostImages(mean, std)
         # An array, which the host neither moves nor takes for a sign of the detector's device.
@@ -339,8 +340,7 @@ class FeatureRatioDetector(Searched, FeaturesDetector):
     def _fit(self, id_features: Tensor, reference: Tensor) -> "FeatureRatioDetector":
         self.head.fit_features(id_features, reference, self.device or "cpu")
         # Numbers far from zero keep their digits; NumPy has no bfloat16.
-        kept = torch.promote_types(reference.dtype, torch.float32)
-        self._reference = reference.to(kept).numpy()
+        self._reference = reference.to(torch.promote_types(reference.dtype, torch.float32)).numpy()
         return self
 
     @torch.no_grad()
