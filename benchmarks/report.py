@@ -62,7 +62,6 @@ METHODS: dict[str, Column] = {
     "parameters": lambda run: run.parameters,
     "seconds": lambda run: run.score_seconds,
 }
-SHORT = {name: METHODS[name] for name in ("val AUROC", "near AUROC", "far AUROC", "seconds")}
 MIRRORED = {
     "near_same": "near_same", "near_other": "near_other", "near": "nearood", "far": "farood",
 }  # fmt: skip
@@ -229,7 +228,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "finalists": lambda: ranked("pack_longer", OBJECTIVES),
     "cifar10-pack": lambda: run_table("cifar10_pack_cpu"),
     "cifar10-pack-long": lambda: run_table("cifar10_pack_long"),
-    "methods-class": lambda: ranked("pack_methods", SHORT, "class"),
     "compare-ratio": lambda: ranked("pack_methods", METHODS, "ratio"),
     "compare-learning": lambda: study_tables.learning(
         rows("pack_methods", "ratio"), "loss_time_score"
