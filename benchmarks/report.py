@@ -121,20 +121,21 @@ def ranked(study: str, columns: Mapping[str, Column], group: str | None = None) 
     return study_tables.means(study_tables.best_first(rows(study, group)), columns)
 
 
+def near_and_far(run: Run) -> float:
+    r"""Returns what the mirrored studies compare."""
+    return (run.metric("nearood") + run.metric("farood")) / 2
+
+
 def chosen(study: str) -> str:
     r"""Returns the methods of a mirrored study by what its protocol compares.
 
     Those are shown, too, that were taken out of the study and of the code for what they showed here.
     """
-
-    def mean(run: Run) -> float:
-        return (run.metric("nearood") + run.metric("farood")) / 2
-
     columns = {title: metric(name) for title, name in MIRRORED.items()}
     found: dict[str, list[Run]] = {}
     for run in read_runs(RECORDS / f"{study}.jsonl"):
         found.setdefault(", ".join(filter(None, [run.method, run.variant])), []).append(run)
-    return study_tables.ranking(found, {**columns, "mean": mean}, mean)
+    return study_tables.ranking(found, {**columns, "mean": near_and_far}, near_and_far)
 
 
 def sources(
@@ -303,6 +304,9 @@ TABLES: dict[str, Callable[[], str]] = {
         },
     ),
     "mirror-heads": lambda: chosen("mirror_heads"),
+    "mirror-held-out": lambda: of_study(
+        "mirror_held_out", partial(study_tables.crossed_differences, by=near_and_far)
+    ),
     "held-out-accuracy": accuracies,
     "transfer": lambda: bench_tables.transfer(results_of("transfer")),
     # Filled by their studies.

@@ -290,13 +290,44 @@ def crossed(study: Study, runs: Sequence[Run]) -> str:
         study: The study.
         runs: Its runs.
     """
+    found, columns = _by_name(study, runs)
+    table = [[title, *(near_far(row.get(k, [])) for k in columns)] for title, row in found.items()]
+    return markdown_rows(["near / far AUROC (%)", *columns], table)
+
+
+def crossed_differences(study: Study, runs: Sequence[Run], by: Column) -> str:
+    r"""Returns means of methods that are named `ROW: COLUMN`, and differences of the first column.
+
+    A difference from another column is a mean over pairs of the same benchmark, reference and seed.
+
+    Arguments:
+        study: The study.
+        runs: Its runs.
+        by: What is compared.
+    """
+    found, columns = _by_name(study, runs)
+    first, *others = columns
+    table = []
+    for title, row in found.items():
+        values = {k: _by_setting(row[k], by, blind=False) for k in columns}
+        cells = [f"{np.mean(list(values[k].values())):.1f}" for k in columns]
+        for other in others:
+            gaps = [values[first][key] - value for key, value in values[other].items()]
+            cells.append(paired(gaps))
+        table.append([title, str(len(row[first])), *cells])
+    return markdown_rows(["", "pairs", *columns, *(f"{first}, less {k}" for k in others)], table)
+
+
+def _by_name(
+    study: Study, runs: Sequence[Run]
+) -> tuple[dict[str, dict[str, list[Run]]], list[str]]:
+    r"""Returns the runs of methods that are named `ROW: COLUMN`, and all columns."""
     found: dict[str, dict[str, list[Run]]] = {}
     for title, own in rows_of(study, runs).items():
         row, _, column = title.rpartition(": ")
-        found.setdefault(row, {})[column] = own
-    columns = list(dict.fromkeys(column for row in found.values() for column in row))
-    table = [[title, *(near_far(row.get(k, [])) for k in columns)] for title, row in found.items()]
-    return markdown_rows(["near / far AUROC (%)", *columns], table)
+        if row:
+            found.setdefault(row, {})[column] = own
+    return found, list(dict.fromkeys(column for row in found.values() for column in row))
 
 
 def by_reference(studies: Sequence[tuple[Study, Sequence[Run]]]) -> str:

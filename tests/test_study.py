@@ -447,6 +447,28 @@ def test_a_ranking_pairs_settings_and_counts_the_blind_once() -> None:
     assert others == ["| b | 2 | 58.0 | -7.0 ± 2.0 |", "| blind | 2 | 56.0 | -19.0 ± 1.0 |"]
 
 
+def test_columns_are_compared_in_pairs_of_a_setting_and_seed() -> None:
+    import study_tables as tables
+    from studies import Study
+
+    held, fitted = np.random.default_rng(1).normal(size=(2, 4))
+    study = Study.of(
+        {**STUDY, "methods": {"classifier": {}, "a: held out": {}, "a: fitted": {}}}, "t"
+    )
+    runs = [run_of("classifier", 0, 0.5, 1.0)]
+    for name, values in (("a: held out", held), ("a: fitted", fitted[::-1])):
+        keys = [(r, s) for r in ("r", "q") for s in range(2)]
+        keys = keys if name == "a: held out" else keys[::-1]
+        runs += [
+            run_of(name, s, 0.5, v, reference=r) for (r, s), v in zip(keys, values, strict=True)
+        ]
+    low, high = stats.ttest_rel(held, fitted).confidence_interval(0.95)
+    table = tables.crossed_differences(study, runs, tables.metric("nearood")).splitlines()
+    assert table[0] == "|  | pairs | held out | fitted | held out, less fitted |"
+    gap = f"{(low + high) / 2:+.2f} ± {(high - low) / 2:.2f}"
+    assert table[2:] == [f"| a | 4 | {held.mean():.1f} | {fitted.mean():.1f} | {gap} |"]
+
+
 def test_every_study_has_valid_options() -> None:
     from jobs import config_of, plan
     from studies import STUDIES, load_study
