@@ -314,6 +314,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "paths-heads-seconds": lambda: of_study("paths_heads_seconds", paths),
     "paths-heads-sets": lambda: of_study("paths_heads", study_tables.overview),
     "shares": shares,
+    "share-heads-sets": lambda: of_study("share_heads", study_tables.overview),
     "head-factors": lambda: of_study("head_factors", study_tables.crossed),
     "head-factors-sets": lambda: of_study("head_factors", study_tables.overview),
     "head-options": lambda: of_study("head_options", study_tables.crossed),
