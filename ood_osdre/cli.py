@@ -135,9 +135,10 @@ def train_and_evaluate(args: argparse.Namespace) -> "MetricsTable | None":
     refuse_existing(args.out, folders, args.resume)
     if args.resume and not any(holds(folder, *RESULTS) for folder in folders.values()):
         announce(f"Nothing to go on with in {args.out}: from step 0")
-    for seed in folders if config.classifier else ():
-        # Before the images are read, which may take minutes.
-        read_classifier(config.classifier or "", with_seed(config, seed), None, manifest.size)
+    for seed, folder in folders.items():
+        # Before the images are read, which may take minutes. What is finished needs none.
+        if config.classifier and not holds(folder, RECORD):
+            read_classifier(config.classifier, with_seed(config, seed), None, manifest.size)
     data = load_benchmark(
         manifest, args.data_root, args.cache_dir, config.reference, progress=not args.quiet
     )

@@ -1,6 +1,7 @@
 r"""Data that is small or not as it should be, through the command: one line, nothing half-written."""
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -82,23 +83,28 @@ def test_missing_files_through_the_command(
     assert not (tmp_path / "out").exists()
 
 
+def train_head(root: Path, out: Path, classifier: Path, *options: str) -> int:
+    command = ["--config", "cifar10_representation", "--benchmark", str(root / "toy.yml")]
+    command += ["--id", "cifar10", "--data-root", str(root), "--out", str(out), "--device", "cpu"]
+    quick = ["head.rank=4", "head.training.steps=3", "head.training.warmup=1"]
+    return main([*command, "--classifier", str(classifier), "--quiet", *options, *quick])
+
+
 def test_a_classifier_that_is_not_there_is_told_before_images_are_read(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (root / LISTS / "train_toy.txt").write_text("nothing/0.png 0\n")
     as_cifar(root)
-    command = ["--config", "cifar10_representation", "--benchmark", str(root / "toy.yml")]
-    command += [
-        "--id",
-        "cifar10",
-        "--data-root",
-        str(root),
-        "--device",
-        "cpu",
-        "--out",
-        str(tmp_path / "out"),
-    ]
-    assert main([*command, "--classifier", str(root / "nowhere")]) == FAILED
+    assert train_head(root, tmp_path / "out", root / "nowhere") == FAILED
     error = capsys.readouterr().err
     assert re.search(r"^error: .*nowhere", error, re.MULTILINE)
     assert "nothing/0.png" not in error
+
+
+def test_a_finished_head_is_told_again_without_its_classifier(root: Path, tmp_path: Path) -> None:
+    as_cifar(root)
+    trained, out = tmp_path / "trained", tmp_path / "out"
+    assert run(root, trained) == 0
+    assert train_head(root, out, trained) == 0
+    shutil.rmtree(trained)
+    assert train_head(root, out, trained, "--resume") == 0
