@@ -360,10 +360,11 @@ def overview(study: Study, runs: Sequence[Run], name: str = "AUROC") -> str:
     """
     # In the order of the study's references, whichever run ended first.
     order = {Path(str(r)).stem: i for i, r in enumerate(study.references)}
-    in_order = sorted(runs, key=lambda run: order.get(run.reference or "", 0))
     ids = list(dict.fromkeys(run.id for run in runs))
-    in_order.sort(key=lambda run: ids.index(run.id))
-    settings = dict.fromkeys((run.id, run.benchmark, run.reference) for run in in_order)
+    settings = sorted(
+        dict.fromkeys((run.id, run.benchmark, run.reference) for run in runs),
+        key=lambda setting: (ids.index(setting[0]), order.get(setting[2] or "", 0)),
+    )
     by_path = {Path(r).stem for r in study.references if r is not None and Path(r).suffix}
     texts = []
     for setting in settings:

@@ -43,7 +43,7 @@ from .training.batches import ImageBatches
 from .training.build import build_ratio, prepare_objective
 from .training.checkpoint import model_metadata, write_checkpoint
 from .training.fit import fit
-from .training.run import CLASSIFIER, HEAD, MODEL, Outcome, refuse_other_level
+from .training.run import CLASSIFIER, HEAD, MODEL, Outcome, of_seed, refuse_other_level
 from .training.surroundings import own_surroundings
 
 # The source of a run's own model among those that it sums, and the folders of the others.
@@ -249,8 +249,7 @@ def _train_head(
 
 def read_member(source: str, config: Config, device: torch.device) -> TrainedModel:
     r"""Reads a finished run, that of the configuration's seed if the folder has several."""
-    seeded = local(source) / f"seed-{config.training.seed}"
-    return read_model(seeded if seeded.is_dir() else local(source), device)
+    return read_model(of_seed(local(source), config.training.seed), device)
 
 
 def add_up(trained: Mapping[str, TrainedModel], config: Config, id_val: ImageSet) -> TrainedModel:

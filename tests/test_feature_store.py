@@ -138,19 +138,25 @@ def test_features_are_computed_once_and_keyed_by_what_they_depend_on(
         assert len(kept(data)) == count
 
 
+def counted(monkeypatch: pytest.MonkeyPatch, kill_at: int = 0) -> list[int]:
+    r"""Returns what grows with each batch whose features are computed; SIGTERM comes at one of them."""
+    calls, compute = list[int](), head_data.classifier_features
+
+    def classifier_features(*args: object) -> object:
+        calls.append(1)
+        if len(calls) == kill_at:
+            os.kill(os.getpid(), 15)
+        return compute(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(head_data, "classifier_features", classifier_features)
+    return calls
+
+
 def test_a_signal_stops_it_and_what_is_done_is_not_done_again(
     data: BenchmarkData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(head_data, "SHARD", 1)
-    model, calls, compute = classifier(2), [], head_data.classifier_features
-
-    def killed(*args: object) -> object:
-        calls.append(1)
-        if len(calls) == 6:
-            os.kill(os.getpid(), 15)
-        return compute(*args)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(head_data, "classifier_features", killed)
+    model, calls = classifier(2), counted(monkeypatch, kill_at=6)
     assert features_of(data, model)[1] == "SIGTERM"
     whole, stopped = features_of(data, model)
     assert (stopped, len(calls)) == ("", 1 + sum(-(-len(x) // 3) for x in whole))
@@ -161,13 +167,7 @@ def test_a_time_budget_stops_it_after_a_shard_that_is_kept(
     data: BenchmarkData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(head_data, "SHARD", 1)
-    model, calls, compute = classifier(7), [], head_data.classifier_features
-
-    def counted(*args: object) -> object:
-        calls.append(1)
-        return compute(*args)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(head_data, "classifier_features", counted)
+    model, calls = classifier(7), counted(monkeypatch)
     for count in range(1, 100):
         found, reason = features_of(data, model, time_budget=0.0)
         if not reason:

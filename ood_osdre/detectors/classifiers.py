@@ -41,7 +41,7 @@ from ..models import (
 from ..sections import NetworkConfig
 from ..training.build import count_features
 from ..training.checkpoint import CHANNELS, model_metadata, restore
-from ..training.run import HEAD, Outcome, held_folder
+from ..training.run import HEAD, Outcome, held_folder, of_seed
 from ..training.surroundings import own_surroundings
 from .feature_head import fit_head
 from .feature_store import remove_features
@@ -95,8 +95,7 @@ def read_classifier(
     if source.startswith("timm:"):
         given = _from_timm(source, classes)
     elif os.path.isdir(folder := local(source)):
-        seeded = folder / f"seed-{config.training.seed}"
-        folder = seeded if seeded.is_dir() else folder
+        folder = of_seed(folder, config.training.seed)
         given = _from_run(folder, None if classes is None else config.id, size)
     else:
         given = _from_file(local(source), config.network, classes)

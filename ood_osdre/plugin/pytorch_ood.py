@@ -243,7 +243,7 @@ class FeatureRatioDetector(Searched, FeaturesDetector):
         self._encoder = encoder
         self.head = FeatureRatio(options)
         if layers := self.head.options.layers:
-            raise UserError(f"options: layers: got {list(layers)}, expected none of an encoder.")
+            raise UserError(f"layers: got {list(layers)}, expected none: the encoder has its own.")
         self._broaden = share_of(broaden)
         self._images = HostImages(mean, std)
         # An array, which the host neither moves nor takes for a sign of the detector's device.

@@ -20,6 +20,7 @@ __all__ = [
     "held_folder",
     "holds",
     "locked",
+    "of_seed",
     "refuse_existing",
     "refuse_other_level",
 ]
@@ -135,6 +136,12 @@ def held_folder(folder: Path | None, resume: bool) -> Iterator[None]:
 def holds(folder: Path, *names: str) -> bool:
     r"""Returns whether a folder has one of some files; false for names no file can have."""
     return any(os.path.exists(folder / name) for name in names)
+
+
+def of_seed(folder: Path, seed: int) -> Path:
+    r"""Returns the folder of a seed in a run of several, else the folder itself."""
+    seeded = folder / f"seed-{seed}"
+    return seeded if seeded.is_dir() else folder
 
 
 def refuse_existing(out: Path, folders: Mapping[int, Path], resume: bool) -> None:
